@@ -9,6 +9,8 @@ from __future__ import annotations
 import importlib
 from typing import TYPE_CHECKING, Any
 
+from autotune.old_paths import install
+
 if TYPE_CHECKING:
     from autotune.captured.capture import CapturedModel, capture
     from autotune.database.entry import Entry
@@ -16,15 +18,18 @@ if TYPE_CHECKING:
     from autotune.database.store import Database
     from autotune.integrations.accelerate import accelerate, restore
     from autotune.integrations.acceleration import Acceleration
-    from autotune.modules.e3nn_products import ElementwiseTensorProduct, FullTensorProduct, FullyConnectedTensorProduct
-    from autotune.modules.radial.convolution import RadialTensorProductConv
-    from autotune.modules.spherical_harmonics import SphericalHarmonics, spherical_harmonics
-    from autotune.modules.spherical_harmonics_conv import SphericalHarmonicsConv
+    from autotune.modules.convolution import TensorProductConv
+    from autotune.modules.harmonics import SphericalHarmonics, SphericalHarmonicsConv, spherical_harmonics
+    from autotune.modules.product import (
+        ElementwiseTensorProduct,
+        FullTensorProduct,
+        FullyConnectedTensorProduct,
+        TensorProduct,
+    )
+    from autotune.modules.radial_convolution import RadialTensorProductConv
     from autotune.modules.symmetric_contraction import SymmetricContraction
-    from autotune.modules.tensor_product import TensorProduct
-    from autotune.modules.tensor_product_conv import TensorProductConv
     from autotune.tune.from_model.run import ModelTuning, tune_model
-    from autotune.workload.graph_class import GraphClass
+    from autotune.workload.workload import GraphClass
 
 __all__ = [
     "Acceleration",
@@ -55,24 +60,24 @@ _HOMES = {
     "Acceleration": "autotune.integrations.acceleration",
     "CapturedModel": "autotune.captured.capture",
     "Database": "autotune.database.store",
-    "ElementwiseTensorProduct": "autotune.modules.e3nn_products",
+    "ElementwiseTensorProduct": "autotune.modules.product",
     "Entry": "autotune.database.entry",
-    "FullTensorProduct": "autotune.modules.e3nn_products",
-    "FullyConnectedTensorProduct": "autotune.modules.e3nn_products",
-    "GraphClass": "autotune.workload.graph_class",
+    "FullTensorProduct": "autotune.modules.product",
+    "FullyConnectedTensorProduct": "autotune.modules.product",
+    "GraphClass": "autotune.workload.workload",
     "ModelTuning": "autotune.tune.from_model.run",
-    "RadialTensorProductConv": "autotune.modules.radial.convolution",
-    "SphericalHarmonics": "autotune.modules.spherical_harmonics",
-    "SphericalHarmonicsConv": "autotune.modules.spherical_harmonics_conv",
+    "RadialTensorProductConv": "autotune.modules.radial_convolution",
+    "SphericalHarmonics": "autotune.modules.harmonics",
+    "SphericalHarmonicsConv": "autotune.modules.harmonics",
     "SymmetricContraction": "autotune.modules.symmetric_contraction",
-    "TensorProduct": "autotune.modules.tensor_product",
-    "TensorProductConv": "autotune.modules.tensor_product_conv",
+    "TensorProduct": "autotune.modules.product",
+    "TensorProductConv": "autotune.modules.convolution",
     "Tuning": "autotune.database.lookup",
     "accelerate": "autotune.integrations.accelerate",
     "capture": "autotune.captured.capture",
     "find_schedule": "autotune.database.lookup",
     "restore": "autotune.integrations.accelerate",
-    "spherical_harmonics": "autotune.modules.spherical_harmonics",
+    "spherical_harmonics": "autotune.modules.harmonics",
     "tune_model": "autotune.tune.from_model.run",
 }
 
@@ -87,3 +92,6 @@ def __getattr__(name: str) -> Any:
 
 def __dir__() -> list[str]:
     return sorted({*globals(), *_HOMES})
+
+
+install()

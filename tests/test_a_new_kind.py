@@ -15,17 +15,27 @@ from pathlib import Path
 
 from places import ROOT, SUPPORT
 
-# By file: what it imports for the kind, and by name of a table the kind's line in it.
+# By file: what it imports for the kind, what stands before its table, and by name of a table the kind's line in it.
 TABLES = {
     "kernelgen/kernels/dispatch.py": (
-        "from kernelgen.kernels.doubling import DoublingPlan, DoublingSpec, doubling_launch, doubling_plan\n"
-        "from kernelgen.kernels.doubling import emit_doubling",
+        "from kernelgen.kernels.doubling import DoublingPlan, DoublingSpec, doubling_launch, doubling_plan, emit_doubling",  # noqa: E501
+        "",
         {
             "PLANNERS": "DoublingSpec: doubling_plan,",
             "EMITTERS": "DoublingPlan: Emitter(emit_doubling, doubling_launch),",
         },
     ),
-}
+    "autotune/workload/kinds/registry.py": (
+        "from autotune.workload.kinds.doubling import DoublingKind",
+        "",
+        {"_KINDS": "DoublingKind(),"},
+    ),
+    "autotune/measure/operations.py": (
+        "",
+        'class DoublingRuns(HarmonicsRuns):\n    operations = ("doubling",)\n\n\n',
+        {"RUNS": "DoublingRuns(),"},
+    ),
+}  # fmt: skip
 CONFIG = """
 problem = ["tiny", "wide"]
 graph = "few"
@@ -44,12 +54,12 @@ import autotune
 import kernelgen
 from autotune.compare.peers import peer_names
 from autotune.database.entry import CHOICES
-from autotune.measure.runs.registry import runs_of
+from autotune.measure.operations import runs_of
 from autotune.report.data.suite_rows import GROUPS, SuiteRow
 from autotune.search.spaces.registry import space_of
 from autotune.workload.config import load_config
-from autotune.workload.config_tables import find_problem
-from autotune.workload.graph_class import GraphClass
+from autotune.workload.config import find_problem
+from autotune.workload.workload import GraphClass
 from kernelgen.device import device_facts
 from kernelgen.kernels.dispatch import emit, geometry
 from kernelgen.errors import ScheduleError
@@ -77,13 +87,13 @@ assert GROUPS[SuiteRow({"operation": "doubling", "dtype": "float32"}).group] == 
 """
 
 
-def add_lines(path: Path, imports: str, lines: Mapping[str, str]) -> None:
-    """Add a kind's imports to a file, and to each named table a line at its beginning."""
+def add_lines(path: Path, imports: str, code: str, lines: Mapping[str, str]) -> None:
+    """Add a kind's imports to a file, code before its tables, and to each named table a line at its beginning."""
     text, ahead = path.read_text(), "from __future__ import annotations\n"
     assert text.count(ahead) == 1
     text = text.replace(ahead, f"{ahead}{imports}\n")
     for table, line in lines.items():
-        text, found = re.subn(rf"^({table}\b.*[{{(]\n)", rf"\g<1>    {line}\n", text, flags=re.M)
+        text, found = re.subn(rf"^({table}\b.*[{{(]\n)", lambda head: f"{code}{head[0]}    {line}\n", text, flags=re.M)  # noqa: B023
         assert found == 1, (path, table)
     path.write_text(text)
 
@@ -96,8 +106,8 @@ def test_files_and_lines_of_tables_make_a_kind_known_to_every_layer(tmp_path: Pa
     added = [path.relative_to(made_up) for path in sorted(made_up.rglob("*.py"))]
     assert not [path for path in added if (ROOT / path).exists()]  # nothing that is there is replaced
     shutil.copytree(made_up, tmp_path, dirs_exist_ok=True)
-    for name, (imports, lines) in TABLES.items():
-        add_lines(tmp_path / name, imports, lines)
+    for name, lines in TABLES.items():
+        add_lines(tmp_path / name, *lines)
     (tmp_path / "made_up.toml").write_text(CONFIG)
     command = [sys.executable, "-c", PROGRAM, str(tmp_path / "made_up.toml")]
     environment = os.environ | {"PYTHONPATH": str(tmp_path), "PYTHONDONTWRITEBYTECODE": "1"}

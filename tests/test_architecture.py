@@ -78,7 +78,6 @@ LONE = frozenset(
         "autotune.cli.tune",
         "autotune.compare.peers.spherical_harmonics",
         "autotune.compare.sampling",
-        "autotune.database.prediction.work",
         "autotune.integrations.mace_backend.contraction",
         "autotune.integrations.mace_backend.convolution",
         "autotune.integrations.mace_backend.linear",
@@ -86,12 +85,9 @@ LONE = frozenset(
         "autotune.integrations.packages.mace",
         "autotune.integrations.packages.nequip",
         "autotune.integrations.packages.sevennet",
-        "autotune.measure.equivariance",
-        "autotune.measure.runs.tensor_product",
         "autotune.models.packages.allegro",
         "autotune.models.packages.mace",
         "autotune.models.packages.sevennet",
-        "autotune.modules.radial.tuned",
         "autotune.portability.kernels",
         "autotune.replay.defaults.peers",
         "autotune.replay.defaults.transfer",
@@ -107,7 +103,6 @@ LONE = frozenset(
         "autotune.tune.publish",
         "autotune.tune.studies",
         "autotune.tune.worker_pairs",
-        "autotune.workload.restriction",
         "kernelgen.kernels.radial.warpgroup",
     }
 )

@@ -13,7 +13,7 @@ from autotune.bench.plans import Plan, plan_of
 from autotune.bench.rows import Row, stored_rows
 from autotune.database.store import Database, database_path
 from autotune.errors import ConfigError
-from autotune.workload.config_tables import find_problem, load_graphs
+from autotune.workload.config import find_problem, load_graphs
 from autotune.workload.graphs import GraphSpec, build_graph
 from autotune.workload.kinds.registry import kernel_kind
 from autotune.workload.workload import Workload

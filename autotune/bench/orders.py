@@ -15,10 +15,9 @@ from typing import Any
 from autotune.bench.again import workload_key, workload_of
 from autotune.bench.rows import DEFAULT, OURS, Row, store_rows, stored_rows
 from autotune.compare.peers import ADAPTERS
-from autotune.database.provenance import now_text
-from autotune.measure.runs.base import new_graph, order_ms
-from autotune.measure.runs.registry import runs_of
-from autotune.workload.config_tables import load_graphs
+from autotune.database.maintenance import now_text
+from autotune.measure.operations import new_graph, order_ms, runs_of
+from autotune.workload.config import load_graphs
 from autotune.workload.graphs import build_graph
 from autotune.workload.kinds.registry import CONVOLUTIONS
 from autotune.workload.workload import Workload

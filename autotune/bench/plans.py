@@ -10,13 +10,12 @@ from typing import Any
 from autotune.bench.rows import DEFAULT, OURS, Row, without_noise
 from autotune.compare.comparison import ComparisonResult
 from autotune.database.lookup import find_schedule
-from autotune.database.provenance import hash_of_text, now_text, source_text
+from autotune.database.maintenance import hash_of_text, now_text, source_text
 from autotune.database.store import Database, database_path
 from autotune.search.spaces.registry import space_of
 from autotune.workload.config import TuneConfig, by_problem
 from autotune.workload.graphs import build_graph
-from autotune.workload.passes import moved_bytes
-from autotune.workload.workload import Workload
+from autotune.workload.workload import Workload, moved_bytes
 from kernelgen.arithmetic.directions import DIRECTIONS, fixed_order_parts
 from kernelgen.device import DeviceFacts
 from kernelgen.kernels.knobs import Knobs

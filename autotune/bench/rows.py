@@ -14,9 +14,9 @@ from typing import Any
 
 import filelock
 
-from autotune.database.provenance import driver_version
+from autotune.database.maintenance import driver_version
 from autotune.database.store import device_record, replace_file, text_of_lines
-from autotune.workload.config_tables import find_problem
+from autotune.workload.config import find_problem
 from autotune.workload.kinds.registry import kernel_kind
 from kernelgen.device import DeviceFacts
 from kernelgen.errors import EquituneError

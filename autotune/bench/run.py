@@ -29,11 +29,10 @@ from autotune.compare.comparison import run_comparison
 from autotune.compare.comparison_worker import ComparisonSetting
 from autotune.compare.idle_process import IdleProcess
 from autotune.compare.precompile import COMPILED_PEER, Kind, Product, kernels_of, kind_of, known_failures
-from autotune.database.provenance import now_text, software_versions
+from autotune.database.maintenance import now_text, software_versions
 from autotune.database.store import writable_results_dir
 from autotune.errors import ConfigError, WorkerError, unknown_name
-from autotune.measure.devices import on_each
-from autotune.measure.worker import Worker
+from autotune.measure.worker import Worker, on_each
 from autotune.workload.config import TuneConfig, load_config
 from autotune.workload.graphs import build_graph
 from autotune.workload.workload import Workload

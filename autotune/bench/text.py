@@ -13,9 +13,9 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from autotune.bench.rows import DEFAULT, OURS, Row, less_accurate
-from autotune.measure.intervals import SLOWER, ratio_interval, verdict
+from autotune.measure.timing import SLOWER, ratio_interval, verdict
 from autotune.text import time_text
-from autotune.workload.graph_class import GraphClass
+from autotune.workload.workload import GraphClass
 
 # Graphs large and dense enough to reach the floor of compulsory traffic.
 FLOOR_GRAPHS = ("carbon", "water")

@@ -258,8 +258,7 @@ def _name(entry: Entry) -> str:
 
 
 def _stale(table: Table, facts: DeviceFacts) -> list[Stale]:
-    from autotune.database.maintenance import stale_entries
-    from autotune.database.provenance import driver_version, software_versions
+    from autotune.database.maintenance import driver_version, software_versions, stale_entries
 
     return stale_entries(table, software_versions(facts), driver_version(facts))
 

@@ -109,7 +109,7 @@ def _host() -> Iterator[tuple[str, str, str]]:
 def _gpus() -> Iterator[tuple[str, str, str]]:
     import torch
 
-    from autotune.database.provenance import nvidia_driver
+    from autotune.database.maintenance import nvidia_driver
 
     driver = nvidia_driver()
     yield "driver", driver or "no NVIDIA driver found", "ok" if driver else "absent"

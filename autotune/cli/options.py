@@ -82,7 +82,7 @@ def resolve_device(text: str | None) -> str:
 def devices_given(device: str | None, devices: str | None) -> list[str]:
     """The devices of ``--device`` or ``--devices``; an error if both are given."""
     from autotune.errors import ConfigError
-    from autotune.measure.devices import devices_named
+    from autotune.measure.worker import devices_named
 
     if device is not None and devices is not None:
         raise ConfigError(f"--device {device} and --devices {devices} exclude each other; leave one out")

@@ -103,7 +103,7 @@ def replay(
     if defaults:
         _replay_defaults(files, results_folder(results))
         return
-    from autotune.database.trial_archive import studies_in
+    from autotune.database.trials import studies_in
     from autotune.replay.recorded import load_record
     from autotune.replay.run import SEEDS, replay_table, write_replay
     from autotune.replay.run import replay as run_replay

@@ -17,13 +17,11 @@ from autotune.database.entry import Entry
 from autotune.database.lookup import Tuning, find_schedule
 from autotune.database.store import database_dirs, database_path, load_table
 from autotune.errors import ConfigError
-from autotune.workload.config import load_config
-from autotune.workload.config_tables import find_problem, load_all
-from autotune.workload.graph_class import GraphClass
+from autotune.workload.config import find_problem, load_all, load_config
 from autotune.workload.kinds.base import Problem
 from autotune.workload.kinds.registry import kernel_kind, operations_of
 from autotune.workload.toml_tables import known_configs
-from autotune.workload.workload import Workload
+from autotune.workload.workload import GraphClass, Workload
 from kernelgen.device import DeviceFacts, device_facts
 from kernelgen.kernels.knobs import Knobs
 from kernelgen.problem.product import TensorProductProblem

@@ -15,8 +15,8 @@ from typing import Any
 from autotune.compare import precompile
 from autotune.compare.precompile import Kind, Product
 from autotune.compare.torch_cache import noted
-from autotune.measure import processes
-from autotune.measure.fork_server import CONTEXT
+from autotune.measure import worker as processes
+from autotune.measure.worker import CONTEXT
 
 
 class CompileAhead:

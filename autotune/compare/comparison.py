@@ -33,7 +33,7 @@ from autotune.compare.comparison_worker import (
 )
 from autotune.compare.sampling import SLOW_CALL_S, samples_of, take_in_rounds
 from autotune.measure.worker import Worker, WorkerLost
-from autotune.workload.passes import moved_bytes
+from autotune.workload.workload import moved_bytes
 
 if TYPE_CHECKING:
     from autotune.measure.timing import Timing

@@ -11,16 +11,14 @@ from typing import TYPE_CHECKING, Any
 
 from autotune.database.entry import what_is_wrong
 from autotune.errors import PeerError
-from autotune.measure.certificate import certify
-from autotune.measure.runs.base import new_graph, order_ms, order_of
-from autotune.measure.runs.registry import runs_of
-from autotune.measure.trial import device_is_lost, free_memory, is_out_of_memory
+from autotune.measure.operations import new_graph, order_ms, order_of, runs_of
+from autotune.measure.trial import certify, device_is_lost, free_memory, is_out_of_memory
 from kernelgen.device import device_facts
 from kernelgen.kernels.knobs import Knobs
 from kernelgen.kernels.product.defaults import small_graph_edges
 
 if TYPE_CHECKING:
-    from autotune.measure.runs.base import GraphOrder
+    from autotune.measure.operations import GraphOrder
     from autotune.measure.timing import Sampler
     from autotune.workload.workload import Workload
 
@@ -52,7 +50,7 @@ class Answer:
 
     seconds: time of one warm call. sample_us: of one cold call. memory_bytes: peak memory of one call (GPU only).
     host_us: until a call returns (GPU and small graphs only). certificates: of our kernels, by direction, see
-    :func:`autotune.measure.certificate.certify`. device_lost: nothing more can run in that process.
+    :func:`autotune.measure.trial.certify`. device_lost: nothing more can run in that process.
     """
 
     seconds: float = 0.0

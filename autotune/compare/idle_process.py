@@ -28,7 +28,7 @@ class IdleProcess:
     def open(self) -> Callable[[Any], Any]:
         from autotune.compare import comparison_worker  # noqa: F401
         from autotune.measure import timing  # noqa: F401
-        from autotune.measure.reference.tensor_product import build_ahead
+        from autotune.measure.references import build_ahead
 
         build_ahead(self.problem)
         if self.first is not None:

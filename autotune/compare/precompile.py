@@ -13,8 +13,8 @@ from typing import Any
 
 from autotune.compare.comparison_worker import Schedules
 from autotune.compare.torch_cache import take_note
-from autotune.measure import processes
-from autotune.measure.runs.registry import runs_of
+from autotune.measure import worker as processes
+from autotune.measure.operations import runs_of
 from autotune.workload.graphs import GraphSpec, Points
 from autotune.workload.kinds.base import Problem
 from autotune.workload.workload import Workload

@@ -1,7 +1,6 @@
-"""Databases of tuned schedules: storage, maintenance, and lookup for a problem on a device.
+"""Tuned entries: stored, looked up, kept in order; and what is chosen where there is none.
 
-In: entries, trial records and queries. Out: JSON files, and schedules with their origin. Read ``entry``, ``store``,
-``lookup`` (which schedule is loaded), ``candidates`` (entries that may serve), ``prediction`` (where none may),
-``edge_vectors``; ``requests`` and ``misses`` (what models asked for), ``quarantine``, ``provenance`` (what a figure
-depends on), ``maintenance``, ``trial_records`` and ``trial_archive``.
+In: a problem on a device. Out: a schedule with its origin. Read ``entry`` and ``store``, ``lookup`` with ``nearest``
+(which entries may serve) and ``knobs``, ``predicted`` with ``model_of_time``, ``trials`` (records and faults),
+``misses`` (what models asked for in vain), ``maintenance`` (stale entries, merging, provenance).
 """

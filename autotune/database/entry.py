@@ -18,9 +18,8 @@ from types import MappingProxyType
 from typing import Any
 
 from autotune.errors import DatabaseError
-from autotune.workload.graph_class import GraphClass
 from autotune.workload.kinds.registry import KINDS, OPERATIONS, kernel_kind
-from autotune.workload.workload import Identity
+from autotune.workload.workload import GraphClass, Identity
 from kernelgen.errors import EquituneError
 from kernelgen.kernels.knobs import Knobs
 from kernelgen.kernels.spec import BYTES
@@ -48,7 +47,7 @@ class Entry:
     peers: times (or ``{"error": text}``) by peer. errors: largest relative error against float64 e3nn by output slot.
     floor_us: ``bytes / copy_bandwidth``. trials: ``file`` (relative), ``count``, ``ok`` and settings of the search.
     deterministic: tuned among kernels whose results are bitwise equal from run to run.
-    source: hash of the kernel's source (:mod:`autotune.database.provenance`); empty in older entries.
+    source: hash of the kernel's source (:mod:`autotune.database.maintenance`); empty in older entries.
     gain: speed-up ``ratio`` over the default with the interval ``low`` to ``high`` at ``level``; empty if the default
         won.
     certificate: ``bitwise`` (two runs gave the same bits), ``equivariance`` (relative error), ``edges`` (number checked
@@ -275,7 +274,7 @@ def _check_peer(name: str, peer: Any) -> None:
 
 
 def _check_trials_file(path: Any) -> None:
-    """A merge writes there: it must be a study's file, as ``trial_records.study_path`` names it, and nothing else."""
+    """A merge writes there: it must be a study's file, as ``trials.study_path`` names it, and nothing else."""
     if not (isinstance(path, str) and _TRIALS_FILE.fullmatch(path)):
         raise DatabaseError(
             f"entry field trials['file'] is {path!r:.200}; expected trials/DEVICE/STUDY.jsonl, inside the results "

@@ -27,30 +27,41 @@ import dataclasses
 import functools
 import numbers
 import os
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from autotune.database.candidates.choice import by_nearness, is_legal, with_skipped
-from autotune.database.candidates.fitting import fitted_schedule, for_skew
-from autotune.database.candidates.legal_form import within_limits
-from autotune.database.candidates.other_devices import kindred_tables
-from autotune.database.candidates.query import Query
+import torch
+
 from autotune.database.entry import Entry
-from autotune.database.prediction.first_runs import chosen_before, tries
-from autotune.database.prediction.pool import forms_for_skew
-from autotune.database.prediction.predicted import Predicted, predict, serves
+from autotune.database.knobs import within_limits
+from autotune.database.nearest import (
+    Query,
+    by_nearness,
+    fitted_schedule,
+    for_skew,
+    is_legal,
+    kindred_tables,
+    with_skipped,
+)
+from autotune.database.predicted import Predicted, chosen_before, forms_for_skew, predict, serves, tries
 from autotune.database.store import Table, database_dirs, database_path, load_table, tuned_dirs
 from autotune.errors import TuningMissError
-from autotune.workload.graph_class import GraphClass
 from autotune.workload.kinds.base import Problem
+from autotune.workload.kinds.edge_vectors import OPERATION, VectorsKind, product_schedule
 from autotune.workload.kinds.registry import kernel_kind
-from kernelgen.arithmetic.directions import Direction
+from autotune.workload.workload import GraphClass
+from kernelgen.arithmetic.directions import DIRECTIONS, HARMONICS_DIRECTIONS, Direction
 from kernelgen.device import DeviceFacts, cuda_facts
 from kernelgen.errors import ProblemError, UnsupportedError
+from kernelgen.kernels.harmonics.schedule import VectorSchedule
 from kernelgen.kernels.knobs import Knobs
 from kernelgen.kernels.product.defaults import small_graph_edges
 from kernelgen.kernels.product.schedule import CudaSchedule
+from kernelgen.ops.harmonics import build_harmonics
+from kernelgen.ops.product import build
+from kernelgen.ops.vectors import HarmonicProduct
+from kernelgen.problem.harmonics import VectorProblem
 
 _NOTHING = "nothing is tuned for this problem at about this size, on this device or its architecture"
 
@@ -290,3 +301,56 @@ def _require_this_device(query: Query, tuning: Tuning | None, skipped: list[str]
             skipped,
         )
     )
+
+
+# Build convolutions of edge vectors: schedules of their parts, and whether harmonics are fused.
+
+
+def build_vectors(
+    problem: VectorProblem,
+    places: Mapping[str, str],
+    dtype: str,
+    layout: str,
+    facts: DeviceFacts,
+    device: Any,
+    graph_class: GraphClass | None,
+    deterministic: bool = False,
+) -> HarmonicProduct:
+    """Build product and harmonics with the known schedules; ``places``: where harmonics are formed, by direction."""
+    number = None if graph_class is None else GraphClass("harmonics", graph_class.log2_edges)
+    options: dict[str, Any] = {"dtype": getattr(torch, dtype), "device": device}
+    harmonics: dict[str, Any] = {
+        name: find_schedule(problem.harmonics, "harmonics", name, dtype, "mul_ir", facts, number, False).schedule
+        for name in HARMONICS_DIRECTIONS
+    }
+    kernel = (dtype, layout, facts, graph_class, deterministic)
+    product = {
+        name: product_schedule(find_schedule, problem, name, places.get(name, "apart"), *kernel) for name in DIRECTIONS
+    }
+    return HarmonicProduct(
+        build(problem.product, product, layout=layout, deterministic=deterministic, **options),
+        build_harmonics(problem.harmonics, harmonics, **options),
+        [name for name, place in places.items() if place == "inside"],
+    )
+
+
+def directions_inside(
+    problem: VectorProblem,
+    dtype: str,
+    layout: str,
+    facts: DeviceFacts,
+    graph_class: GraphClass | None,
+    strict: bool | None,
+) -> list[str]:
+    """The directions whose kernels are faster with the harmonics inside, as measured or by default.
+
+    For the others the product's own schedule decides whether its kernel includes gather and sum.
+    """
+    graph_class = None if graph_class is None else dataclasses.replace(graph_class, operation=OPERATION)
+    found = []
+    for name in VectorsKind.directions:
+        tuning = find_schedule(problem, OPERATION, name, dtype, layout, facts, graph_class, strict)
+        assert isinstance(tuning.schedule, VectorSchedule)
+        found += [name] if tuning.schedule.harmonics == "inside" else []
+    # The gradient of x alone reads the same data as the value, and is not tuned separately.
+    return [*found, *(("source_backward",) if "forward" in found else ())]

@@ -18,7 +18,7 @@ from autotune.integrations.ir_mul.species import elements_of, types_of
 from autotune.integrations.packages.package_product import PackageStandIn
 from autotune.integrations.stand_ins import has_hooks
 from autotune.modules.symmetric_contraction import TunedContraction
-from autotune.workload.tensors import relayout
+from autotune.workload.workload import relayout
 from kernelgen.arithmetic.contraction_couplings import fitted, polynomials
 from kernelgen.compat import modes_at_work, o3, runs_eagerly, without_autocast
 from kernelgen.errors import UnsupportedError

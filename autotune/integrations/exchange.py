@@ -17,7 +17,7 @@ from torch import Tensor
 from autotune.integrations.acceleration import CONVOLUTIONS, Place
 from autotune.integrations.replacement import Replacing, check_graph, compared, normal
 from autotune.integrations.stand_ins import StandIn
-from autotune.modules.tensor_product_conv import TensorProductConv
+from autotune.modules.convolution import TensorProductConv
 from kernelgen.folder import collected
 
 

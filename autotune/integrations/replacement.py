@@ -13,9 +13,8 @@ from autotune.integrations.convolution_block import ConvolutionBlock, home_of
 from autotune.integrations.ir_mul.stand_in import NodeStandIn
 from autotune.integrations.packages.package_product import PackageStandIn, product_of
 from autotune.integrations.stand_ins import AcceleratedConvolution, AcceleratedHarmonics, AcceleratedProduct
-from autotune.modules.e3nn_interface.checkpoints import CODE
-from autotune.modules.matrix_contraction import MATRIX_WEIGHTS
-from autotune.workload.tensors import relayout
+from autotune.modules.product import CODE, MATRIX_WEIGHTS
+from autotune.workload.workload import relayout
 from kernelgen.compat import o3
 from kernelgen.errors import ProblemError, UnsupportedError
 from kernelgen.problem.product import problem_of

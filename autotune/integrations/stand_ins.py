@@ -14,11 +14,10 @@ import torch
 from torch import Tensor
 from torch.nn.utils import parametrize
 
-from autotune.modules.e3nn_interface.checkpoints import E3nnCheckpoints
-from autotune.modules.radial.convolution import convolve_radial
-from autotune.modules.spherical_harmonics import SphericalHarmonics
-from autotune.modules.tensor_product import TensorProduct
-from autotune.modules.tensor_product_conv import TensorProductConv
+from autotune.modules.convolution import TensorProductConv
+from autotune.modules.harmonics import SphericalHarmonics
+from autotune.modules.product import E3nnCheckpoints, TensorProduct
+from autotune.modules.radial_convolution import convolve_radial
 from kernelgen.compat import o3
 from kernelgen.errors import UnsupportedError
 from kernelgen.problem.product import problem_of
@@ -186,7 +185,7 @@ class AcceleratedConvolution(ProductStandIn, TensorProductConv):
     def form_weights_of(self, network: torch.nn.Module, **how: Any) -> None:
         """Multiply by the last layer of a radial network here: the network gives what goes into it, as ``weights``.
 
-        how: options of :func:`autotune.modules.radial.convolution.convolve_radial`.
+        how: options of :func:`autotune.modules.radial_convolution.convolve_radial`.
         """
         self.__dict__["radial"], self.__dict__["how"] = network, how
 

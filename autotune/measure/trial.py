@@ -7,17 +7,21 @@ schedule is data, never an exception.
 from __future__ import annotations
 
 import dataclasses
+import functools
 import gc
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
+import torch
+
 from autotune.database.entry import what_is_wrong
-from autotune.measure.certificate import certify
-from autotune.measure.runs.base import guarded, order_of
-from autotune.measure.runs.registry import runs_of
+from autotune.measure.operations import guarded, order_of, runs_of
+from autotune.measure.references import Reference
 from autotune.measure.worker import Worker, WorkerLost
+from autotune.workload.workload import Tensors, Workload
+from kernelgen.compat import o3
 from kernelgen.device import device_facts
 from kernelgen.errors import CacheError, CompileError, ScheduleError, ToolMissingError
 from kernelgen.kernels.knobs import Knobs
@@ -25,7 +29,6 @@ from kernelgen.kernels.product.defaults import small_graph_edges
 
 if TYPE_CHECKING:
     from autotune.measure.timing import Timing
-    from autotune.workload.workload import Workload
 
 STATES = ("ok", "pruned", "illegal", "compile", "launch", "memory", "wrong", "timeout", "crashed")
 
@@ -37,7 +40,7 @@ class Outcome:
     compile_s, measure_s: seconds of compilation, and of the rest of the trial.
     cut: given up after a few samples because it is far slower than the best, so its median is imprecise.
     errors: largest relative error against float64 by output slot. certificate: see
-    :func:`autotune.measure.certificate.certify`; empty unless it was asked for. device_lost: nothing more can run in
+    :func:`autotune.measure.trial.certify`; empty unless it was asked for. device_lost: nothing more can run in
     that process.
     """
 
@@ -214,3 +217,100 @@ def free_memory(device: str) -> None:
     gc.collect()
     if torch.device(device).type == "cuda" and torch.cuda.is_initialized():
         torch.cuda.empty_cache()
+
+
+# The equivariance error of a kernel under a random rotation with inversion.
+#
+# ``f(D x)`` is compared with ``D f(x)``, both computed by the kernel; only the representation matrices ``D`` come from
+# e3nn. This error adds to the one against float64, which every kernel has to pass.
+
+# Operands by slot; tangents transform like their operands.
+SLOTS = ("x", "y", "g")
+
+
+def random_rotation(seed: int = 0) -> torch.Tensor:
+    """A rotation with inversion, [3, 3] in float64, of determinant -1, so that parities are tested too."""
+    generator = torch.Generator().manual_seed(seed)
+    turned, upper = torch.linalg.qr(torch.randn(3, 3, generator=generator, dtype=torch.float64))
+    turned = turned * upper.diagonal().sign()
+    return turned * -torch.linalg.det(turned).sign()
+
+
+def turned(rows: torch.Tensor, irreps: str, layout: str, rotation: torch.Tensor) -> torch.Tensor:
+    """Rows [n, dim] of irreps, transformed by ``rotation`` in float64 and returned in their own dtype."""
+    parts = []
+    for part, (mul, irrep) in zip(rows.split([m.dim for m in o3.Irreps(irreps)], -1), o3.Irreps(irreps), strict=True):
+        matrix = _matrix(irrep.l, irrep.p, tuple(rotation.flatten().tolist())).to(rows.device)
+        if layout == "mul_ir":
+            made = part.double().view(len(rows), mul, irrep.dim) @ matrix.T
+        else:
+            made = matrix @ part.double().view(len(rows), irrep.dim, mul)
+        parts.append(made.reshape(len(rows), -1).to(rows.dtype))
+    return torch.cat(parts, -1) if parts else rows
+
+
+@functools.lru_cache(maxsize=64)
+def _matrix(degree: int, parity: int, elements: tuple[float, ...]) -> torch.Tensor:
+    """``D`` of an irrep for a rotation with inversion, from ``Y(R v) = D Y(v)``; ``elements``: of the rotation's rows.
+
+    e3nn's ``D_from_matrix`` uses generators in torch's default dtype, so it is accurate to float32 only.
+    """
+    rotation = torch.tensor(elements, dtype=torch.float64).view(3, 3)
+    generator = torch.Generator().manual_seed(degree)
+    points = torch.randn(4 * (2 * degree + 1), 3, generator=generator, dtype=torch.float64)
+    here, there = (o3.spherical_harmonics(degree, v, True) for v in (points, points @ rotation.T))
+    matrix = torch.linalg.lstsq(here, there).solution.T
+    return matrix * (parity * (-1) ** degree)
+
+
+def equivariance_error(
+    workload: Workload,
+    tensors: Tensors,
+    run: Callable[[Tensors], Mapping[str, torch.Tensor]],
+    seed: int = 0,
+) -> float:
+    """The largest relative error (Euclidean norm over all rows) of the outputs of ``run``, by slot.
+
+    run: outputs (``x``, ``y``, ``w``, ``g``) for given tensors, of one direction.
+    """
+    irreps, rotation = workload.kind.irreps(workload.problem, workload.layout), random_rotation(seed)
+    layouts = {"x": workload.layout, "y": "mul_ir", "g": workload.layout}
+
+    def turn(slot: str, rows: torch.Tensor) -> torch.Tensor:
+        return turned(rows, irreps[slot], layouts[slot], rotation) if slot in irreps else rows
+
+    before = {slot: turn(slot, value.double()) for slot, value in run(tensors).items()}
+    names = [name for slot in SLOTS if slot in irreps for name in (slot, "t" + slot) if getattr(tensors, name).numel()]
+    changed = {name: turn(name[-1], getattr(tensors, name)) for name in names}
+    after = run(dataclasses.replace(tensors, **changed))  # type: ignore[arg-type]
+    worst = 0.0
+    for slot, expected in before.items():
+        size, difference = float(expected.norm()), float((after[slot].double() - expected).norm())
+        worst = max(worst, difference / size if size else (torch.inf if difference else 0.0))
+    return worst
+
+
+# The certificate of a kernel: what is known of its values besides their errors, measured on its device.
+
+
+def certify(
+    workload: Workload,
+    direction: str,
+    tensors: Tensors,
+    reference: Reference,
+    run: Callable[[Tensors], Mapping[str, torch.Tensor]],
+) -> tuple[dict[str, float], dict[str, Any]]:
+    """Errors against float64 by slot, from two runs, and the certificate of a direction.
+
+    run: outputs by slot for given tensors. ``bitwise``: whether both runs gave the same bits. ``equivariance``:
+    relative error under a rotation with inversion. ``edges``: number of edges checked for errors.
+    """
+    first = run(tensors)
+    errors = reference.check(direction, first)
+    second = run(tensors)
+    for slot, error in reference.check(direction, second).items():
+        errors[slot] = max(error, errors[slot])
+    bitwise = all(torch.equal(first[slot], second[slot]) for slot in first)
+    del first, second
+    equivariance = equivariance_error(workload, tensors, run)
+    return errors, {"bitwise": bitwise, "equivariance": equivariance, "edges": reference.checked_edges}

@@ -9,16 +9,25 @@ from __future__ import annotations
 
 import contextlib
 import gc
+import io
+import multiprocessing
+import os
 import signal
-from collections.abc import Callable
+import sys
+import threading
+import warnings
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
+from multiprocessing import context, popen_forkserver, reduction, spawn
 from multiprocessing.connection import Connection
+from multiprocessing.forkserver import ForkServer, read_signed
 from multiprocessing.process import BaseProcess
+from multiprocessing.util import Finalize
+from pathlib import Path
 from typing import Any, Protocol
 
-from autotune.errors import WorkerError
-from autotune.measure import processes
-from autotune.measure.fork_server import CONTEXT
+from autotune.errors import StudyError, WorkerError
+from kernelgen.errors import EquituneError, InputError
 
 START_LIMIT_S = 600.0
 IDLE_EXIT_S = 5.0
@@ -86,9 +95,9 @@ class Worker:
         if self._process is not None:
             if not self._busy:
                 self._process.join(IDLE_EXIT_S)
-            started = processes.descendants(self._process.pid or 0) if self._process.is_alive() else []
+            started = descendants(self._process.pid or 0) if self._process.is_alive() else []
             self._process.kill()
-            processes.end(started)
+            end(started)
             self._process.join()
             self._process.close()
         self._process = self._connection = None
@@ -165,7 +174,7 @@ class Worker:
 def _serve(connection: Connection, setting: Setting) -> None:
     # Ctrl-C reaches the whole process group; the parent handles it.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
-    processes.end_with_parent()
+    end_with_parent()
     # A caller that is done closes the connection, even with unread answers.
     with contextlib.suppress(EOFError, ConnectionError):
         try:
@@ -185,3 +194,288 @@ def _serve(connection: Connection, setting: Setting) -> None:
             raise
         except Exception as error:
             connection.send((True, f"{type(error).__name__}: {error}"))
+
+
+# End processes that outlive their parent: leftover compilers disturb timings, leftover workers hold devices.
+
+# Python's resource tracker, shared by children: it cleans up after them and ends by itself.
+_SPARED = b"multiprocessing.resource_tracker"
+
+
+def descendants(pid: int) -> list[int]:
+    """Living descendants of process ``pid``; none without ``/proc``."""
+    children: dict[int, list[int]] = {}
+    for status in Path("/proc").glob("[0-9]*/stat"):
+        with contextlib.suppress(OSError, ValueError, IndexError):
+            # The name, in parentheses, may contain anything; state and parent follow it.
+            parent = int(status.read_text().rpartition(")")[2].split()[1])
+            children.setdefault(parent, []).append(int(status.parent.name))
+    found, waiting = [], [pid]
+    while waiting:
+        started = children.get(waiting.pop(), [])
+        found += started
+        waiting += started
+    return found
+
+
+def end(pids: list[int]) -> None:
+    """Kill those that still live."""
+    for pid in pids:
+        with contextlib.suppress(OSError):
+            if _SPARED not in Path(f"/proc/{pid}/cmdline").read_bytes():
+                os.kill(pid, signal.SIGKILL)
+
+
+def end_with_parent() -> None:
+    """Make this process end when its parent does, even inside a kernel that hangs.
+
+    A killed parent cannot end its children itself.
+    """
+    # Left behind at the end of this process: it only waits, in no C++.
+    threading.Thread(target=_follow_parent, daemon=True).start()
+
+
+def _follow_parent() -> None:
+    parent = multiprocessing.parent_process()
+    if parent is not None:
+        parent.join()
+        os._exit(1)
+
+
+# Run a function on several devices of one host, with one process per device.
+#
+# The function's files on the disk are the result. Ctrl-C is forwarded once to each process. A process that dies loses
+# only its current work.
+
+FAILED = 2
+
+
+def devices_named(text: str, resolve: Callable[[str], str]) -> list[str]:
+    """Devices from ``all`` (GPUs), ``0,1`` or ``cpu,cpu``; ``resolve`` rejects missing ones."""
+    import torch
+
+    if text.strip() == "all":
+        count = torch.cuda.device_count() if torch.cuda.is_available() else 0
+        if not count:
+            raise InputError("--devices all: torch sees no CUDA device; expected GPUs, or devices by name: cpu,cpu")
+        return [f"cuda:{index}" for index in range(count)]
+    names = [name.strip() for name in text.split(",")]
+    if not all(names):
+        raise InputError(
+            f"--devices is {text!r}; expected all, numbers of GPUs (0,1), or names (cuda:0,cuda:1 or cpu,cpu)"
+        )
+    devices = [resolve(f"cuda:{name}" if name.isdecimal() else name) for name in names]
+    if len({device.split(":")[0] for device in devices}) > 1:
+        raise InputError(f"--devices is {text!r}; expected GPUs or the CPU, not both: they share no studies")
+    twice = sorted({device for device in devices if devices.count(device) > 1} - {"cpu"})
+    if twice:
+        raise InputError(
+            f"--devices names {', '.join(twice)} twice; expected each GPU once: "
+            "two tuners on one GPU disturb each other's times"
+        )
+    return devices
+
+
+def names_of(devices: Sequence[str]) -> list[str]:
+    """Unique names of the devices' processes."""
+    return [device if devices.count(device) == 1 else f"{device} {n}" for n, device in enumerate(devices, 1)]
+
+
+def on_each(devices: Sequence[str], what: str, work: Callable[..., None], *arguments: Any) -> None:
+    """Start one process per device, which calls ``work(device, name, *arguments)``. ``what``: its noun in messages.
+
+    Each sees only its own GPU, as cuda:0, because some libraries always use the first GPU.
+    Returns when all have ended. Raises KeyboardInterrupt if the user ended them, StudyError if one failed.
+    """
+    if devices.count("cpu") > 1:
+        print(
+            f"note: a {what} beside another on one CPU disturbs its timings; compare nothing with them", file=sys.stderr
+        )
+    # Not daemons, because they start processes themselves.
+    started = {
+        name: CONTEXT.Process(target=_work, args=(work, device, name, arguments))
+        for name, device in zip(names_of(devices), devices, strict=True)
+    }
+    for process in started.values():
+        process.start()
+    interrupted = False
+    for process in started.values():
+        while process.is_alive():
+            try:
+                process.join()
+            except KeyboardInterrupt:
+                interrupted = True
+                _interrupt(started.values())
+    lost = [f"the {what} on {name} {_end(process)}" for name, process in started.items() if process.exitcode]
+    if lost:
+        raise StudyError(f"{'; '.join(lost)}. Finished work is kept; to continue, run the same command again")
+    if interrupted:
+        raise KeyboardInterrupt
+
+
+def _interrupt(processes: Iterable[BaseProcess]) -> None:
+    for process in processes:
+        if process.is_alive() and process.pid is not None:
+            os.kill(process.pid, signal.SIGINT)
+
+
+def _end(process: BaseProcess) -> str:
+    code = process.exitcode or 0
+    return f"was ended by {signal.Signals(-code).name}" if code < 0 else f"failed (exit code {code}, see above)"
+
+
+def _work(work: Callable[..., None], device: str, name: str, arguments: tuple) -> None:
+    # A new process group: the terminal's Ctrl-C reaches the parent alone, which forwards it once.
+    os.setpgrp()
+    end_with_parent()
+    warnings.showwarning = lambda message, *_, **__: print(f"[{name}] warning: {message}", file=sys.stderr)
+    try:
+        work(_alone(device), name, *arguments)
+    except EquituneError as error:
+        print(f"[{name}] error: {' '.join(str(error).split())}", file=sys.stderr)
+        sys.exit(FAILED)
+    except KeyboardInterrupt:
+        sys.exit(0)
+
+
+def _alone(device: str) -> str:
+    """Hide all other GPUs from this process, which must not have used one yet; returns the device's new name."""
+    kind, _, number = device.partition(":")
+    if kind != "cuda":
+        return device
+    index = number or "0"
+    visible = os.environ.get("CUDA_VISIBLE_DEVICES")
+    os.environ["CUDA_VISIBLE_DEVICES"] = visible.split(",")[int(index)].strip() if visible else index
+    return "cuda:0"
+
+
+# Processes that start in a tenth of a second: forked from a server that has imported torch and what a trial needs.
+#
+# A process that Python spawns imports them anew, for seconds. The server only imports: it runs no kernel, starts no
+# threads and never touches a device, so what is forked from it is as good as new. A process gets the caller's
+# environment, folder, ``sys.path``, standard output and standard error of the moment when it is started.
+#
+# In: nothing. Out: :data:`CONTEXT`, used like ``multiprocessing.get_context("spawn")``.
+
+PRELOADED = ("torch._dynamo", "autotune.measure.trial")
+# Variables that nothing reads while it is imported. Others may have been read by the server, so a change of one of them
+# (OMP_NUM_THREADS, LD_PRELOAD) needs another server.
+_READ_LATE = ("EQUITUNE_", "PYTEST_", "CUDA_VISIBLE_DEVICES", "CXX", "TMPDIR")
+
+# Run in the new process before it imports anything of the caller's, thus plain text.
+_TAKE_OVER = """
+import os
+import signal
+import sys
+signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGINT})
+os.environ.clear()
+os.environ.update(environment)
+for number, sent in streams:
+    descriptor = sent.detach()
+    os.dup2(descriptor, number)
+    os.close(descriptor)
+kernel = sys.modules.get("kernelgen.runtime.kernel")
+if kernel is not None:
+    kernel.note_fresh()
+"""
+
+
+class _Caller:
+    """What a process takes over from its caller; unpickled, it does."""
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        streams = []
+        for number in (1, 2):
+            with contextlib.suppress(OSError):  # a closed one stays the server's
+                os.fstat(number)
+                streams.append((number, reduction.DupFd(number)))
+        return exec, (_TAKE_OVER, {"environment": dict(os.environ), "streams": streams})
+
+
+class _Servers:
+    """The server for the present environment; an earlier one ends with the last process forked from it."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._server: Any = None
+        self._imported_under: dict[str, str] = {}
+        self._retired: list[int] = []
+
+    def present(self) -> Any:
+        environment = {name: value for name, value in os.environ.items() if not name.startswith(_READ_LATE)}
+        with self._lock:
+            if self._server is None or environment != self._imported_under:
+                self._retire()
+                self._server, self._imported_under = ForkServer(), environment
+                self._server.set_forkserver_preload(list(PRELOADED))
+            # The server keeps this mask: a Ctrl-C, which reaches it too, must not end it while it imports.
+            mask = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
+            try:
+                self._server.ensure_running()
+            finally:
+                signal.pthread_sigmask(signal.SIG_SETMASK, mask)
+            return self._server
+
+    def _retire(self) -> None:
+        self._retired = [pid for pid in self._retired if not _has_ended(pid)]
+        if self._server is not None and self._server._forkserver_pid is not None:
+            # Its processes have this descriptor too; without any it ends.
+            os.close(self._server._forkserver_alive_fd)
+            self._retired.append(self._server._forkserver_pid)
+
+
+def _has_ended(pid: int) -> bool:
+    try:
+        return os.waitpid(pid, os.WNOHANG)[0] == pid
+    except ChildProcessError:
+        return True
+
+
+_servers = _Servers()
+
+
+class _Popen(popen_forkserver.Popen):
+    """As the standard library's, but from our own server: another may have imported anything."""
+
+    _fds: list[int]
+
+    def _launch(self, process_obj: Any) -> None:
+        data = io.BytesIO()
+        context.set_spawning_popen(self)
+        try:
+            # A key that ``spawn.prepare`` ignores, in what is unpickled first.
+            reduction.dump({"caller": _Caller(), **spawn.get_preparation_data(process_obj._name)}, data)
+            reduction.dump(process_obj, data)
+        finally:
+            context.set_spawning_popen(None)
+        self.sentinel, written = _servers.present().connect_to_new_process(self._fds)
+        self.finalizer = Finalize(self, _close, (os.dup(written), self.sentinel))
+        with open(written, "wb", closefd=True) as file:
+            file.write(data.getbuffer())
+        try:
+            # The first call waits until the server has imported.
+            self.pid = read_signed(self.sentinel)
+        except EOFError:
+            names = ", ".join(PRELOADED)
+            raise WorkerError(
+                f"the process that worker processes are forked from ended while it imported {names}; "
+                "import these in a Python of your own to see why"
+            ) from None
+
+
+def _close(*descriptors: int) -> None:
+    for descriptor in descriptors:
+        os.close(descriptor)
+
+
+class _Process(context.ForkServerProcess):
+    @staticmethod
+    def _Popen(process_obj: Any) -> Any:
+        return _Popen(process_obj)
+
+
+class _Context(context.ForkServerContext):
+    Process = _Process
+
+
+CONTEXT = _Context()

@@ -6,9 +6,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from autotune.errors import ConfigError, unknown_name
-from autotune.workload.config_tables import load_graphs
-from autotune.workload.graphs import Bulk, Crystal, Molecule, StructureFile
-from autotune.workload.water import Water
+from autotune.workload.config import load_graphs
+from autotune.workload.graphs import Bulk, Crystal, Molecule, StructureFile, Water
 
 if TYPE_CHECKING:
     from ase import Atoms

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from autotune.modules.base import autocast
-from autotune.modules.tuned_rows import TunedRows
+from autotune.modules.convolution import TunedRows
 from autotune.workload.workload import LAYOUTS
 from kernelgen.arithmetic.contraction_couplings import polynomials
 from kernelgen.compat import o3

@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 
-from autotune.database.prediction.table import table_for
+from autotune.database.model_of_time import table_for
 from autotune.portability.kernels import (
     PortableKernel,
     distinct,

@@ -8,8 +8,7 @@ from typing import Any
 
 from autotune.database.lookup import find_schedule
 from autotune.database.store import device_files, load_table, tuned_dirs
-from autotune.workload.config import load_config
-from autotune.workload.config_tables import find_problem
+from autotune.workload.config import find_problem, load_config
 from autotune.workload.kinds.registry import kernel_kind
 from autotune.workload.toml_tables import known_configs
 from kernelgen.device import DeviceFacts

@@ -12,7 +12,8 @@ import os
 from pathlib import Path
 from typing import Any
 
-from autotune.database import trial_archive, trial_records
+from autotune.database import trials as trial_archive
+from autotune.database import trials as trial_records
 from autotune.errors import ConfigError, StudyError
 from autotune.measure.trial import Outcome, TrialSetting
 from autotune.measure.worker import Worker

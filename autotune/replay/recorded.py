@@ -9,12 +9,12 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Any
 
-from autotune.database import trial_archive
+from autotune.database import trials as trial_archive
 from autotune.database.entry import Entry
 from autotune.errors import ConfigError
 from autotune.search.space import Space
 from autotune.search.starting_points import starting_points
-from autotune.workload.graph_class import GraphClass
+from autotune.workload.workload import GraphClass
 from kernelgen.arithmetic.directions import DIRECTIONS
 from kernelgen.device import DeviceFacts
 from kernelgen.errors import EquituneError

@@ -14,7 +14,7 @@ from typing import Any
 
 from autotune.bench.rows import identity_of
 from autotune.database.store import is_slug
-from autotune.measure.intervals import LEVEL, SAME, TOLERANCE, UNCLEAR, ratio_interval, verdict
+from autotune.measure.timing import LEVEL, SAME, TOLERANCE, UNCLEAR, ratio_interval, verdict
 from autotune.report.data.suite_rows import SuiteRow, mapping
 from autotune.report.errors import ReportError
 from autotune.text import TUNED

@@ -6,7 +6,7 @@ import math
 from collections import Counter
 from collections.abc import Sequence
 
-from autotune.measure.intervals import FASTER, RESAMPLES, SLOWER, VERDICTS
+from autotune.measure.timing import FASTER, RESAMPLES, SLOWER, VERDICTS
 from autotune.report.compare import ONE_MEASUREMENT, Comparison, Judgement, Pair, Record
 from autotune.report.data.suite_rows import SuiteRow
 from autotune.report.html.frame import Section, document

@@ -15,8 +15,8 @@ from dataclasses import dataclass
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
-from autotune.database.candidates.moving import canonical_product, nearest_values
 from autotune.database.lookup import find_schedule
+from autotune.database.nearest import canonical_product, nearest_values
 from autotune.errors import ConfigError, unknown_name
 from autotune.workload.kinds.base import KernelKind
 from autotune.workload.kinds.registry import kernel_kind

@@ -8,13 +8,12 @@ from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
-from autotune.database.candidates.other_devices import device_distance
 from autotune.database.entry import Entry, is_alike
-from autotune.database.prediction.pool import with_other_groups
-from autotune.database.prediction.predicted import by_predicted_time, is_predicted
+from autotune.database.nearest import device_distance
+from autotune.database.predicted import by_predicted_time, is_predicted, with_other_groups
 from autotune.database.store import database_dirs, device_files, load_table
 from autotune.search.space import Space
-from autotune.workload.graph_class import GraphClass
+from autotune.workload.workload import GraphClass
 from kernelgen.device import DeviceFacts
 from kernelgen.kernels.knobs import Knobs
 from kernelgen.kernels.radial.schedule import RadialSchedule

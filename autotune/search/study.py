@@ -20,8 +20,8 @@ from datetime import datetime, timezone
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from autotune.database import trial_records
-from autotune.database.quarantine import FAULTS, note_fault, quarantined
+from autotune.database import trials as trial_records
+from autotune.database.trials import FAULTS, note_fault, quarantined
 from autotune.errors import StudyError
 from autotune.measure.trial import Outcome
 from autotune.search.ranking import Findings

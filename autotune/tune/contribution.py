@@ -10,7 +10,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from autotune.database import trial_archive
+from autotune.database import trials as trial_archive
 from autotune.database.maintenance import pack_trials
 from autotune.database.store import database_path, read_table
 from autotune.errors import DatabaseError

@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from autotune.measure.devices import names_of, on_each
+from autotune.measure.worker import names_of, on_each
 from autotune.workload.config import TuneConfig
 
 if TYPE_CHECKING:

@@ -14,14 +14,13 @@ from typing import Any
 from autotune.compare.comparison import ComparisonResult, Result, run_comparison
 from autotune.compare.comparison_worker import ComparisonSetting
 from autotune.database.entry import Entry
-from autotune.database.provenance import environment_hash, hash_of_text, now_text, software_versions, source_text
+from autotune.database.maintenance import environment_hash, hash_of_text, now_text, software_versions, source_text
 from autotune.database.store import Database
-from autotune.measure.intervals import LEVEL, ratio_interval
+from autotune.measure.timing import LEVEL, ratio_interval
 from autotune.measure.worker import Worker
 from autotune.search.study import Study
 from autotune.workload.graphs import build_graph
-from autotune.workload.passes import moved_bytes
-from autotune.workload.workload import Workload
+from autotune.workload.workload import Workload, moved_bytes
 from kernelgen.device import DeviceFacts, device_facts
 from kernelgen.kernels.knobs import Knobs
 from kernelgen.version import GENERATOR_VERSION

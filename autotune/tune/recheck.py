@@ -16,11 +16,11 @@ from dataclasses import dataclass
 from typing import Any
 
 from autotune.database.entry import Entry
-from autotune.database.provenance import environment_hash, hash_of_entry, now_text
+from autotune.database.maintenance import environment_hash, hash_of_entry, now_text
 from autotune.errors import ConfigError, WorkerError
 from autotune.measure.trial import Outcome, TrialJob, TrialSetting, run_trial
 from autotune.measure.worker import Worker
-from autotune.workload.config_tables import find_problem, load_graphs
+from autotune.workload.config import find_problem, load_graphs
 from autotune.workload.graphs import GraphSpec, build_graph
 from autotune.workload.kinds.registry import kernel_kind
 from autotune.workload.workload import Workload

@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from autotune.database.entry import Entry
-from autotune.database.provenance import driver_version
+from autotune.database.maintenance import driver_version
 from autotune.database.store import Database, database_path, device_record
 from autotune.search.study import Study
 from autotune.search.trial_steps import CompilersAhead

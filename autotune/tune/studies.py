@@ -7,9 +7,9 @@ from collections.abc import Mapping
 from types import MappingProxyType
 from typing import Any
 
-from autotune.database import trial_records
+from autotune.database import trials as trial_records
 from autotune.database.lookup import find_schedule
-from autotune.database.quarantine import quarantine_path
+from autotune.database.trials import quarantine_path
 from autotune.measure.worker import Worker
 from autotune.search.loop import search
 from autotune.search.samplers import choose_sampler, proposals_ahead

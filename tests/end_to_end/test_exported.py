@@ -9,7 +9,9 @@ import torch
 from exported import Program, export
 from reference import float64, relative_error
 
-from autotune import SphericalHarmonics, SymmetricContraction, TensorProductConv
+from autotune import SymmetricContraction
+from autotune.modules.convolution import TensorProductConv
+from autotune.modules.harmonics import SphericalHarmonics
 
 TOLERANCE = 1e-12
 ELEMENTS = 3

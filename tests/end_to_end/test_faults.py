@@ -10,10 +10,11 @@ from typing import Any
 import pytest
 from faults import CUDA, STATES, FaultySetting, cost_us, spoiled
 
-from autotune.database import quarantine, trial_records
 from autotune.database import store as database
+from autotune.database import trials as quarantine
+from autotune.database import trials as trial_records
 from autotune.database.lookup import find_schedule
-from autotune.database.quarantine import FAULTS, quarantine_path, quarantined
+from autotune.database.trials import FAULTS, quarantine_path, quarantined
 from autotune.errors import TuningMissError
 from autotune.measure.worker import Worker
 from autotune.search import trial_steps
@@ -21,7 +22,7 @@ from autotune.search.loop import search
 from autotune.search.space import Space
 from autotune.search.spaces.registry import space_of
 from autotune.search.study import Study
-from autotune.workload.config_tables import load_graphs
+from autotune.workload.config import load_graphs
 from autotune.workload.workload import Workload
 from kernelgen.arithmetic.directions import DIRECTIONS
 from kernelgen.build.compiler import compile_source

@@ -7,7 +7,7 @@ import torch
 from pair_problems import MODES, of_mode
 from reference import assert_matches_e3nn, make_case
 
-from autotune.workload.config_tables import load_problems
+from autotune.workload.config import load_problems
 from kernelgen.arithmetic.directions import DIRECTIONS, OPERANDS
 from kernelgen.kernels.product.schedule import CudaSchedule
 from kernelgen.ops.product import build

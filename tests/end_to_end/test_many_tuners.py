@@ -17,7 +17,7 @@ from places import ROOT, SUPPORT
 from postgres import Postgres, server_programs
 from tiny_config import CONFIG
 
-from autotune.database import trial_records
+from autotune.database import trials as trial_records
 from autotune.database.store import read_table
 from autotune.search.spaces.registry import space_of
 from autotune.search.study import Study, study_name

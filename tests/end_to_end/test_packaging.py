@@ -130,8 +130,8 @@ def test_kernels_for_gpus_need_no_compiler_either(installed: Path, tmp_path: Pat
     code = (
         "import sys; sys.modules['cuda.core'] = None\n"
         "from autotune import find_schedule\n"
-        "from autotune.database.provenance import source_text\n"
-        "from autotune.workload.config_tables import find_problem\n"
+        "from autotune.database.maintenance import source_text\n"
+        "from autotune.workload.config import find_problem\n"
         "from kernelgen import compile_source\n"
         "from kernelgen.device import cuda_facts, representative\n"
         "from kernelgen.kernels.source import Source\n"

@@ -69,7 +69,7 @@ def certify(folder: Path) -> None:
     """A record that keeps what a block asks for, for every direction of its convolution."""
     from database_samples import entry
 
-    from autotune import TensorProductConv
+    from autotune.modules.convolution import TensorProductConv
     from kernelgen.arithmetic.directions import DIRECTIONS
     from kernelgen.kernels.product.schedule import HostSchedule
 

@@ -22,10 +22,10 @@ from report_samples import (
     write_suite,
 )
 
-from autotune.database.provenance import facts_of_record, source_text
+from autotune.database.maintenance import facts_of_record, source_text
 from autotune.paths import results_dir
 from autotune.report import write_reports
-from autotune.workload.config_tables import find_problem
+from autotune.workload.config import find_problem
 from kernelgen.kernels.product.schedule import schedule_from_dict
 
 pytestmark = needs_chromium

@@ -23,7 +23,7 @@ from tiny_config import CONFIG
 
 from autotune.compare.comparison import LEFT_OUT, run_comparison
 from autotune.compare.comparison_worker import ComparisonSession, ComparisonSetting
-from autotune.database import trial_records
+from autotune.database import trials as trial_records
 from autotune.database.store import Database
 from autotune.errors import PeerError
 from autotune.measure.trial import Outcome
@@ -34,8 +34,7 @@ from autotune.tune.budget import TimeBudget
 from autotune.tune.run import tune
 from autotune.tune.settings import PATIENCE, resolve
 from autotune.tune.studies import open_study
-from autotune.workload.config import load_config
-from autotune.workload.config_tables import load_graphs
+from autotune.workload.config import load_config, load_graphs
 from autotune.workload.workload import Workload
 from kernelgen.device import device_facts
 from kernelgen.kernels.product.schedule import HostSchedule, schedule_from_dict

@@ -18,20 +18,17 @@ from autotune.compare.peers import symmetric_contraction as contraction_peers
 from autotune.compare.peers.peer import Peer
 from autotune.database.store import Database, database_path
 from autotune.errors import PeerError, WorkerError
-from autotune.measure.equivariance import equivariance_error
-from autotune.measure.reference import symmetric_contraction as contraction_reference
-from autotune.measure.runs.registry import runs_of
-from autotune.measure.trial import TrialJob, TrialSetting
+from autotune.measure import reference_contraction as contraction_reference
+from autotune.measure.operations import runs_of
+from autotune.measure.trial import TrialJob, TrialSetting, equivariance_error
 from autotune.report import write_reports
 from autotune.search.spaces.registry import space_of
 from autotune.search.trial_steps import compile_ahead
 from autotune.tune.recheck import workload_of
 from autotune.tune.run import tune
-from autotune.workload.config import load_config
-from autotune.workload.config_tables import find_problem, load_all
+from autotune.workload.config import find_problem, load_all, load_config
 from autotune.workload.graphs import GraphSpec, NodesAlone, build_graph
-from autotune.workload.passes import moved_bytes
-from autotune.workload.workload import Workload
+from autotune.workload.workload import Workload, moved_bytes
 from kernelgen.arithmetic import contraction_couplings as equivariant_polynomials
 from kernelgen.arithmetic.contraction import CONTRACTION_DIRECTIONS
 from kernelgen.device import DeviceFacts, cuda_facts, device_facts

@@ -10,7 +10,7 @@ import pytest
 import torch
 from database_samples import HOST, entry, store
 
-from autotune import SphericalHarmonics, accelerate, spherical_harmonics
+from autotune import accelerate
 from autotune.bench.run import bench
 from autotune.cli.show import show
 from autotune.database import store as database
@@ -18,21 +18,19 @@ from autotune.database.entry import Entry
 from autotune.database.lookup import find_schedule
 from autotune.database.store import Database, database_path
 from autotune.errors import ConfigError, DatabaseError, TuningMissError
-from autotune.measure.runs.registry import runs_of
-from autotune.measure.runs.spherical_harmonics import HarmonicsRuns
+from autotune.measure.operations import HarmonicsRuns, runs_of
 from autotune.measure.trial import TrialJob, TrialSetting
-from autotune.modules import spherical_harmonics as harmonics
+from autotune.modules import harmonics
+from autotune.modules.harmonics import SphericalHarmonics, spherical_harmonics
 from autotune.replay.record import record
 from autotune.report import summary_table, write_reports
 from autotune.search.spaces.registry import space_of
 from autotune.search.study import study_name
 from autotune.search.trial_steps import compile_ahead
 from autotune.tune.run import tune
-from autotune.workload.config import load_config
-from autotune.workload.config_tables import load_all, load_problems
-from autotune.workload.graph_class import GraphClass
+from autotune.workload.config import load_all, load_config, load_problems
 from autotune.workload.graphs import EdgesAlone, GraphSpec, build_graph
-from autotune.workload.workload import Workload
+from autotune.workload.workload import GraphClass, Workload
 from kernelgen.arithmetic.directions import HARMONICS_DIRECTIONS
 from kernelgen.device import cuda_facts, device_facts
 from kernelgen.errors import ProblemError

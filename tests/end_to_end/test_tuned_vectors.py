@@ -10,22 +10,19 @@ import pytest
 import torch
 from database_samples import entry, store
 
-from autotune import SphericalHarmonics, SphericalHarmonicsConv
 from autotune.cli.show import show
 from autotune.compare.peers import peers_for
 from autotune.database import store as database
-from autotune.database.edge_vectors import directions_inside
-from autotune.database.lookup import find_schedule
+from autotune.database.lookup import directions_inside, find_schedule
 from autotune.errors import ConfigError, TuningMissError
-from autotune.measure.runs.registry import runs_of
+from autotune.measure.operations import runs_of
 from autotune.measure.trial import TrialJob, TrialSetting
+from autotune.modules.harmonics import SphericalHarmonics, SphericalHarmonicsConv
 from autotune.search.spaces.registry import space_of
-from autotune.workload.config import load_config
-from autotune.workload.config_tables import load_all
-from autotune.workload.graph_class import GraphClass
+from autotune.workload.config import load_all, load_config
 from autotune.workload.graphs import GraphSpec, Points
 from autotune.workload.kinds.edge_vectors import VectorsKind, product_schedule
-from autotune.workload.workload import Workload
+from autotune.workload.workload import GraphClass, Workload
 from kernelgen.arithmetic.directions import DIRECTIONS
 from kernelgen.device import cuda_facts, device_facts
 from kernelgen.errors import ProblemError

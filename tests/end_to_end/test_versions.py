@@ -19,7 +19,8 @@ from places import ROOT
 from reference import assert_matches_e3nn, float64, make_case
 from torch import Tensor
 
-from autotune import SphericalHarmonics, SphericalHarmonicsConv, accelerate, restore
+from autotune import accelerate, restore
+from autotune.modules.harmonics import SphericalHarmonics, SphericalHarmonicsConv
 from kernelgen import UnsupportedError
 from kernelgen.arithmetic.couplings import couplings_digest, path_terms
 from kernelgen.arithmetic.directions import DIRECTIONS
@@ -145,7 +146,7 @@ def test_accelerated_models_and_both_derivatives() -> None:
 
 
 def test_compiled_models() -> None:
-    from autotune import TensorProductConv
+    from autotune.modules.convolution import TensorProductConv
 
     conv = TensorProductConv(SIGNED[0], SIGNED[1], filter_irreps_out=SIGNED[2], dtype=torch.float64, device="cpu")
     sender, receiver = torch.randint(0, 5, (2, 17), generator=torch.Generator().manual_seed(1))
@@ -161,7 +162,7 @@ def test_compiled_models() -> None:
 
 
 def test_function_transforms() -> None:
-    from autotune import TensorProduct
+    from autotune.modules.product import TensorProduct
 
     product = TensorProduct("4x1o", "1o", "4x1e", [(0, 0, 0, "uvu", True)], shared_weights=False)
     theirs = o3.TensorProduct("4x1o", "1o", "4x1e", [(0, 0, 0, "uvu", True)], shared_weights=False)

@@ -20,9 +20,9 @@ from places import ROOT
 from torch import Tensor
 from torch._dynamo.testing import CompileCounterWithBackend
 
-from autotune.measure.equivariance import random_rotation, turned
-from autotune.workload.tensors import relayout
+from autotune.measure.trial import random_rotation, turned
 from autotune.workload.toml_tables import read_toml
+from autotune.workload.workload import relayout
 from kernelgen.compat import o3
 from kernelgen.errors import InputError
 

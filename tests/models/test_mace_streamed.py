@@ -18,7 +18,7 @@ from autotune import accelerate, restore
 from autotune.bench.models.contenders import build
 from autotune.models.packages.registry import package_named
 from autotune.models.whole_model import WholeModel
-from autotune.modules.radial import convolution
+from autotune.modules import radial_convolution as convolution
 from kernelgen.errors import InputError
 
 NUMBERS = [1, 6, 7]

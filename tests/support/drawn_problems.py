@@ -30,16 +30,14 @@ from places import ROOT
 
 from autotune.compare.comparison import run_comparison
 from autotune.compare.comparison_worker import ComparisonSetting
-from autotune.database.provenance import now_text, software_versions
+from autotune.database.maintenance import now_text, software_versions
 from autotune.database.store import Database, database_path
 from autotune.measure.worker import Worker
-from autotune.modules.tensor_product_conv import TensorProductConv
+from autotune.modules.convolution import TensorProductConv
 from autotune.search.spaces.registry import space_of
 from autotune.tune.worker_pairs import WorkerPairs
-from autotune.workload.config import load_config
-from autotune.workload.config_tables import problems_from
-from autotune.workload.tensors import make_tensors
-from autotune.workload.workload import Workload
+from autotune.workload.config import load_config, problems_from
+from autotune.workload.workload import Workload, make_tensors
 from kernelgen.device import DeviceFacts, device_facts
 from kernelgen.problem.sizes import shape_of
 

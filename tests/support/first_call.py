@@ -21,8 +21,8 @@ def main(name: str, device: str, dtype: str = "float32", layout: str = "mul_ir")
     began = time.perf_counter()
     import torch
 
-    from autotune import TensorProductConv
-    from autotune.workload.config_tables import find_problem
+    from autotune.modules.convolution import TensorProductConv
+    from autotune.workload.config import find_problem
     from kernelgen.build import compiler
 
     compiler.compile_by = no_compiler  # type: ignore[assignment]

@@ -22,7 +22,7 @@ import pair_problems
 from contraction_texts import contractions
 from places import ROOT
 
-from autotune.database.provenance import hash_of_text
+from autotune.database.maintenance import hash_of_text
 from kernelgen import GENERATOR_VERSION
 from kernelgen.arithmetic.directions import (
     DIRECTIONS,

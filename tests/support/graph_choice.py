@@ -19,13 +19,11 @@ from typing import Any
 
 import torch
 
-from autotune import TensorProductConv
-from autotune.measure.autograd_passes import AutogradPasses
-from autotune.measure.runs.base import new_graph, unordered
+from autotune.measure.operations import AutogradPasses, new_graph, unordered
 from autotune.measure.timing import Sampler
+from autotune.modules.convolution import TensorProductConv
 from autotune.workload.config import load_config
-from autotune.workload.tensors import make_tensors
-from autotune.workload.workload import Workload
+from autotune.workload.workload import Workload, make_tensors
 from kernelgen.problem.product import TensorProductProblem
 
 PASSES = ("forward", "forward_backward", "force_step")

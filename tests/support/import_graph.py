@@ -19,7 +19,7 @@ ORDERS = {
         *("problem", "arithmetic", "kernels", "build", "runtime", "ops", "packs"),
     ),
     "autotune": (
-        *("errors", "extras", "paths", "text"),
+        *("errors", "extras", "old_paths", "paths", "text"),
         *("workload", "database", "modules", "captured", "integrations", "measure", "search", "portability", "compare"),
         *("models", "tune", "bench", "replay", "report", "cli"),
     ),

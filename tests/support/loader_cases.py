@@ -6,7 +6,7 @@ import torch
 from module_cases import conv_inputs, random_graph
 from torch.utils.data import Dataset
 
-from autotune import TensorProductConv
+from autotune.modules.convolution import TensorProductConv
 
 
 class Convolved(Dataset):

@@ -20,7 +20,7 @@ from typing import Any
 
 import autotune.tune.run
 import autotune.tune.worker_pairs
-from autotune.database import trial_records
+from autotune.database import trials as trial_records
 from autotune.measure.trial import Outcome
 from autotune.search.sharing import optuna_storage
 from autotune.search.study import Proposal, Study

@@ -20,7 +20,7 @@ from torch.optim import swa_utils
 
 from autotune import accelerate, restore
 from autotune.models.packages.base import default_dtype
-from autotune.modules.radial import convolution
+from autotune.modules import radial_convolution as convolution
 
 
 def check_values(case: Case, atoms: Atoms, dtype: torch.dtype, convolutions: int, **more: Any) -> None:

@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 import torch
 from reference import e3nn_product
 
-from autotune import TensorProductConv
+from autotune.modules.convolution import TensorProductConv
 
 TOLERANCE = 1e-10
 

@@ -46,14 +46,15 @@ AREAS: dict[str, tuple[str, ...]] = {
     "generator": ("kernelgen/arithmetic", "kernelgen/kernels"),
     "lookup": (
         "autotune/database/lookup.py",
-        "autotune/database/candidates",
-        "autotune/database/prediction",
+        "autotune/database/nearest.py",
+        "autotune/database/knobs.py",
+        "autotune/database/model_of_time.py",
+        "autotune/database/predicted.py",
         "autotune/database/store.py",
-        "autotune/workload/graph_class.py",
+        "autotune/workload/workload.py",
     ),
     "timing": (
         "autotune/measure/timing.py",
-        "autotune/measure/intervals.py",
         "autotune/tune/publish.py",
         "autotune/compare/sampling.py",
     ),
@@ -229,7 +230,7 @@ TESTS: dict[str, tuple[str, ...]] = {
         "tests/autotune/modules/test_first_runs.py",
         "tests/autotune/tune/test_recheck.py",
     ),
-    "autotune/database/candidates/legal_form.py": (
+    "autotune/database/knobs.py": (
         _DATABASE + "test_legal_form.py",
         "tests/autotune/portability/test_portability.py::test_every_entry_is_served_where_shared_memory_is_smallest",
         "tests/autotune/portability/test_portability.py::test_what_is_prefetched_fits_into_a_smaller_l2",
@@ -242,13 +243,13 @@ TESTS: dict[str, tuple[str, ...]] = {
         _DATABASE + "test_database.py",
         _DATABASE + "test_database_fuzz.py",
     ),
-    "autotune/workload/graph_class.py": (
+    "autotune/workload/workload.py": (
         "tests/autotune/workload/test_graphs.py",
         _DATABASE + "test_lookup.py",
         _DATABASE + "test_skew.py",
     ),
-    "autotune/measure/timing.py": ("tests/autotune/measure/test_measure.py",),
-    "autotune/measure/intervals.py": (
+    "autotune/measure/timing.py": (
+        "tests/autotune/measure/test_measure.py",
         "tests/autotune/measure/test_intervals.py",
         "tests/autotune/tune/test_publish.py",
     ),

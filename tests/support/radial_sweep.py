@@ -26,13 +26,12 @@ import torch
 
 from autotune.compare.peers import peers_for
 from autotune.database.lookup import find_schedule
-from autotune.measure.reference.radial_convolution import radial_problem
+from autotune.measure.references import radial_problem
 from autotune.measure.timing import time_callable
 from autotune.measure.trial import TrialJob, TrialSession, TrialSetting
-from autotune.workload.config_tables import find_problem, load_graphs
-from autotune.workload.graph_class import GraphClass
+from autotune.workload.config import find_problem, load_graphs
 from autotune.workload.graphs import build_graph
-from autotune.workload.workload import Workload
+from autotune.workload.workload import GraphClass, Workload
 from kernelgen.device import DeviceFacts, device_facts
 from kernelgen.errors import EquituneError
 from kernelgen.kernels.radial.plan import default_radial_schedule

@@ -19,9 +19,7 @@ from typing import Any, NamedTuple
 import torch
 from graph_choice import module, workloads
 
-from autotune.measure.autograd_passes import AutogradPasses
-from autotune.measure.runs.base import guarded, order_of
-from autotune.measure.runs.registry import runs_of
+from autotune.measure.operations import AutogradPasses, guarded, order_of, runs_of
 from autotune.measure.timing import Sampler
 from autotune.text import geometric_mean
 from autotune.workload.workload import Workload

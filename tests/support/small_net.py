@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import torch
 
-from autotune import TensorProductConv
+from autotune.modules.convolution import TensorProductConv
 from autotune.workload.graphs import GraphSpec, RandomNeighbours, build_graph
 
 NODES, EDGES = 40, 700

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from autotune.database import trial_records
+from autotune.database import trials as trial_records
 from autotune.measure.trial import Outcome
 from autotune.search.loop import Compiled, search
 from autotune.search.space import Space

@@ -33,7 +33,7 @@ from autotune.bench.models.rows import (
 from autotune.bench.models.run import answer_of, models_named, package_of_model
 from autotune.bench.models.session import Cell, Facts, ModelSession, ModelSetting
 from autotune.bench.rows import DEFAULT
-from autotune.database.provenance import now_text
+from autotune.database.maintenance import now_text
 from autotune.errors import ConfigError, PeerError
 from autotune.measure.trial import is_out_of_memory
 from autotune.measure.worker import Worker

@@ -15,7 +15,7 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
-from autotune.database.provenance import driver_version, hash_of_text, software_versions
+from autotune.database.maintenance import driver_version, hash_of_text, software_versions
 from autotune.database.store import database_path, device_record, replace_file, tuned_dirs
 from autotune.errors import DatabaseError
 from autotune.models.catalogue import published_models

@@ -43,7 +43,7 @@ from autotune.bench.models.session import (
     wall_figures,
 )
 from autotune.bench.models.text import row_lines
-from autotune.database.provenance import now_text
+from autotune.database.maintenance import now_text
 from autotune.errors import ConfigError, WorkerError
 from autotune.measure.worker import Worker
 from autotune.models.atoms import find_atoms

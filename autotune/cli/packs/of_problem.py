@@ -8,9 +8,9 @@ from itertools import combinations
 
 import torch
 
-from autotune.modules.sizes import Found, Lookup
-from autotune.modules.tuned_rows import operator_text
-from autotune.workload.config_tables import find_problem
+from autotune.modules.base import Found, Lookup
+from autotune.modules.convolution import operator_text
+from autotune.workload.config import find_problem
 from autotune.workload.kinds.registry import kernel_kind, operations_of
 from kernelgen.device import CUDA_ARCHS, DeviceFacts, assumed, cuda_facts, device_facts, representative
 from kernelgen.errors import InputError, ScheduleError

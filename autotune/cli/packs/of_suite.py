@@ -17,7 +17,7 @@ from autotune import paths
 from autotune.cli.packs.certificates import certificates
 from autotune.cli.packs.of_problem import calls_of, card_of
 from autotune.errors import ConfigError, unknown_name
-from autotune.workload.config_tables import load_all
+from autotune.workload.config import load_all
 from autotune.workload.kinds.registry import operations_of
 from autotune.workload.toml_tables import read_toml
 from kernelgen.build.host import LEVELS, features_of

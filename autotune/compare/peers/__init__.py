@@ -13,10 +13,9 @@ import torch
 
 from autotune.compare.peers import e3nn as e3nn_peer
 from autotune.compare.peers.peer import PEER_TOLERANCE, Adapter, CheckedPasses, Peer, Product, Task
-from autotune.measure.autograd_passes import AutogradPasses
-from autotune.measure.reference.tensor_product import Reference
-from autotune.workload.tensors import Tensors
-from autotune.workload.workload import Workload
+from autotune.measure.operations import AutogradPasses
+from autotune.measure.references import Reference
+from autotune.workload.workload import Tensors, Workload
 from kernelgen.folder import collected
 
 # Of every file in this folder that has some; e3nn comes first in tables, since all others are proven by it.

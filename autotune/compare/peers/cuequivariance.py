@@ -20,7 +20,7 @@ import torch
 
 from autotune.compare.peers.peer import Adapter, Product, Task
 from autotune.errors import PeerError
-from autotune.measure.autograd_passes import Call
+from autotune.measure.operations import Call
 from kernelgen.build.cache import cache_dir
 from kernelgen.compat import o3
 from kernelgen.problem.product import TensorProductProblem

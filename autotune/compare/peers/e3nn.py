@@ -17,11 +17,10 @@ import torch
 from autotune.compare.peers.peer import Adapter, Product, Task
 from autotune.compare.torch_cache import keep_compiled
 from autotune.errors import PeerError
-from autotune.measure import processes
-from autotune.measure.autograd_passes import Call
-from autotune.measure.reference.tensor_product import e3nn_product
-from autotune.workload.tensors import relayout
-from autotune.workload.workload import DTYPES
+from autotune.measure import worker as processes
+from autotune.measure.operations import Call
+from autotune.measure.references import e3nn_product
+from autotune.workload.workload import DTYPES, relayout
 from kernelgen.problem.product import TensorProductProblem
 
 # torch.compile of one product takes seconds to minutes; it is given up after this time.

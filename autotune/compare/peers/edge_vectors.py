@@ -15,8 +15,8 @@ from autotune.compare.peers import e3nn as e3nn_peer
 from autotune.compare.peers import openequivariance as openequivariance_peer
 from autotune.compare.peers import spherical_harmonics as harmonics_peers
 from autotune.compare.peers.peer import Adapter, Product, Task
-from autotune.measure.autograd_passes import Call
-from autotune.measure.reference.spherical_harmonics import e3nn_harmonics
+from autotune.measure.operations import Call
+from autotune.measure.references import e3nn_harmonics
 from kernelgen.problem.harmonics import VectorProblem
 
 OPERATIONS = ("vectors",)

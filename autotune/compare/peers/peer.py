@@ -15,13 +15,10 @@ from typing import Any
 import torch
 
 from autotune.errors import PeerError
-from autotune.measure.autograd_passes import AutogradPasses, Call
-from autotune.measure.reference.tensor_product import Reference
-from autotune.measure.runs.base import GraphOrder
-from autotune.measure.runs.registry import runs_of
+from autotune.measure.operations import AutogradPasses, Call, GraphOrder, runs_of
+from autotune.measure.references import Reference
 from autotune.workload.kinds.tensor_product import ProductKind
-from autotune.workload.tensors import Tensors, relayout
-from autotune.workload.workload import Workload
+from autotune.workload.workload import Tensors, Workload, relayout
 from kernelgen.problem.harmonics import VectorProblem
 
 # Largest relative error against float64 e3nn of a correct product; a wrong path gives an error of about one.

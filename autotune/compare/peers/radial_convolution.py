@@ -17,10 +17,10 @@ import torch
 
 from autotune.compare.peers.peer import Adapter, Product, Task
 from autotune.database.lookup import find_schedule
-from autotune.measure.reference.radial_convolution import radial_problem
-from autotune.measure.runs.base import order_of
-from autotune.workload.graph_class import GraphClass
+from autotune.measure.operations import order_of
+from autotune.measure.references import radial_problem
 from autotune.workload.kinds.radial_convolution import RadialKind
+from autotune.workload.workload import GraphClass
 from kernelgen.arithmetic.directions import DIRECTIONS
 from kernelgen.device import device_facts
 from kernelgen.ops.product import Operator, build

@@ -13,8 +13,8 @@ from autotune.compare.peers import cuequivariance as cuequivariance_peer
 from autotune.compare.peers import e3nn as e3nn_peer
 from autotune.compare.peers.peer import Adapter, Product, Task
 from autotune.errors import PeerError
-from autotune.measure.autograd_passes import Call
-from autotune.measure.reference.spherical_harmonics import e3nn_harmonics
+from autotune.measure.operations import Call
+from autotune.measure.references import e3nn_harmonics
 from kernelgen.problem.harmonics import HarmonicsProblem
 
 

@@ -18,14 +18,8 @@ import torch
 from autotune.compare.peers import cuequivariance as cuequivariance_peer
 from autotune.compare.peers.peer import Adapter, Product, Task
 from autotune.errors import PeerError
-from autotune.measure.autograd_passes import Call
-from autotune.measure.reference.symmetric_contraction import (
-    EXACT,
-    by_component,
-    contract,
-    contraction_of,
-    from_component,
-)
+from autotune.measure.operations import Call
+from autotune.measure.reference_contraction import EXACT, by_component, contract, contraction_of, from_component
 from autotune.workload.workload import DTYPES
 from kernelgen.arithmetic.contraction_couplings import polynomials
 from kernelgen.problem.contraction import ContractionProblem

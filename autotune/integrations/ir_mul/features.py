@@ -8,7 +8,7 @@ from typing import Any
 from torch import Tensor
 
 from autotune.integrations.ir_mul.stand_in import Draw, NodeStandIn
-from autotune.workload.tensors import relayout, to_mul_ir
+from autotune.workload.workload import relayout, to_mul_ir
 
 
 class FlatFeatures(NodeStandIn):

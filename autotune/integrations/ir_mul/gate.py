@@ -9,7 +9,7 @@ from torch import Tensor
 
 from autotune.integrations.ir_mul.outline import check_same
 from autotune.integrations.ir_mul.stand_in import Draw, NodeStandIn
-from autotune.workload.tensors import relayout
+from autotune.workload.workload import relayout
 from kernelgen.errors import UnsupportedError
 from kernelgen.ops import gates
 from kernelgen.ops.gates import GateKernel, GateRun

@@ -15,8 +15,8 @@ from torch import Tensor
 from autotune.integrations.ir_mul.stand_in import Draw, NodeStandIn
 from autotune.integrations.ir_mul.trilinear import Trilinear, component_rows, components, joined, with_rows
 from autotune.modules.base import autocast
-from autotune.modules.e3nn_interface.path_weights import check_last
-from autotune.workload.tensors import relayout
+from autotune.modules.product import check_last
+from autotune.workload.workload import relayout
 from kernelgen.compat import o3
 from kernelgen.errors import UnsupportedError
 from kernelgen.ops import node_matrices as matrices

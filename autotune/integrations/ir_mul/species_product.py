@@ -14,7 +14,7 @@ from autotune.integrations.ir_mul.stand_in import Draw, NodeStandIn
 from autotune.integrations.ir_mul.trilinear import Trilinear, component_rows, components, joined, with_rows
 from autotune.integrations.stand_ins import ProductStandIn
 from autotune.modules.base import autocast
-from autotune.workload.tensors import relayout
+from autotune.workload.workload import relayout
 from kernelgen.compat import without_autocast
 from kernelgen.errors import UnsupportedError
 from kernelgen.ops import node_matrices as matrices

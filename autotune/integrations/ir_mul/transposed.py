@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from autotune.integrations.ir_mul.stand_in import Draw, NodeStandIn
-from autotune.workload.tensors import relayout
+from autotune.workload.workload import relayout
 from kernelgen.errors import UnsupportedError
 from kernelgen.problem.irreps import blocks_of
 

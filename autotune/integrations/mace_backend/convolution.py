@@ -11,7 +11,7 @@ from mace_core.kernels.capabilities import UnsupportedDescriptorError
 from mace_core.kernels.paths import channelwise_paths
 from torch import Tensor
 
-from autotune.modules.tensor_product_conv import TensorProductConv
+from autotune.modules.convolution import TensorProductConv
 from kernelgen.compat import o3
 
 

@@ -16,7 +16,7 @@ from torch import Tensor
 from autotune.database.lookup import Tuning
 from autotune.integrations.convolution_block import home_of
 from autotune.integrations.packages.package_product import PackageProduct, PackageStandIn
-from autotune.modules.tensor_product import TensorProduct
+from autotune.modules.product import TensorProduct
 from kernelgen.compat import runs_eagerly
 
 _HOME = "allegro.nn._strided._contract"

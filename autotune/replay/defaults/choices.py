@@ -8,10 +8,8 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 from autotune.database.entry import Entry
-from autotune.database.prediction.pool import directions_of, is_small, planned, pool_of, ranked
-from autotune.database.prediction.predicted import winners_for
-from autotune.database.prediction.table import Winner
-from autotune.database.prediction.trees import Trees
+from autotune.database.model_of_time import Trees, Winner
+from autotune.database.predicted import directions_of, is_small, planned, pool_of, ranked, winners_for
 from autotune.replay.defaults.studies import Trials
 from kernelgen.kernels.product.schedule import CudaSchedule
 from kernelgen.problem.product import TensorProductProblem

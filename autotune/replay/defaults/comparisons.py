@@ -17,9 +17,8 @@ from typing import Any
 import numpy as np
 
 from autotune.database.entry import Entry
-from autotune.database.prediction.features import Features
-from autotune.database.prediction.table import knobs_of, schedule_of
-from autotune.database.provenance import hash_of_text
+from autotune.database.maintenance import hash_of_text
+from autotune.database.model_of_time import Features, knobs_of, schedule_of
 from autotune.database.store import is_slug, replace_file
 from autotune.errors import ConfigError
 from autotune.replay.defaults.studies import Name, Trials, name_of

@@ -17,11 +17,8 @@ from typing import Any
 import numpy as np
 
 from autotune.database.entry import Entry
-from autotune.database.prediction.features import Features
-from autotune.database.prediction.first_runs import TRIED
-from autotune.database.prediction.predicted import expected_group, shortlist
-from autotune.database.prediction.table import knobs_of
-from autotune.database.prediction.trees import Trees
+from autotune.database.model_of_time import Features, Trees, knobs_of
+from autotune.database.predicted import TRIED, expected_group, shortlist
 from autotune.replay.defaults.choices import CHOICES, CHOSEN, FIRST_RUN, Held, hold_out
 from autotune.replay.defaults.fit import Settings, fit_studies
 from autotune.replay.defaults.studies import Trials, name_of

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from autotune.database.prediction.trees import STEP, Trees
+from autotune.database.model_of_time import STEP, Trees
 from autotune.replay.defaults.studies import Trials
 
 # Slowdowns beyond this are alike: nobody chooses among them.

@@ -19,11 +19,11 @@ from autotune.compare.comparison_worker import ComparisonSetting
 from autotune.compare.idle_process import IdleProcess
 from autotune.compare.precompile import kernels_of
 from autotune.database.entry import Entry
-from autotune.database.prediction.pool import edges_for_rules
-from autotune.database.prediction.table import schedule_of
-from autotune.database.provenance import driver_version, now_text, software_versions
+from autotune.database.maintenance import driver_version, now_text, software_versions
+from autotune.database.model_of_time import schedule_of
+from autotune.database.predicted import edges_for_rules
 from autotune.database.store import database_path, load_table
-from autotune.database.trial_archive import SUFFIX
+from autotune.database.trials import SUFFIX
 from autotune.errors import ConfigError, WorkerError
 from autotune.measure.worker import Worker
 from autotune.replay.defaults.comparisons import (

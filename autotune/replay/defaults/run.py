@@ -10,11 +10,9 @@ from typing import Any
 
 from autotune.bench.rows import stored_rows
 from autotune.database.entry import Entry
-from autotune.database.prediction.features import NAMES
-from autotune.database.prediction.table import FORM, knobs_of, table_path
-from autotune.database.prediction.trees import Trees
+from autotune.database.model_of_time import FEATURES, FORM, Trees, knobs_of, table_path
 from autotune.database.store import database_path, load_table, replace_file
-from autotune.database.trial_archive import SUFFIX
+from autotune.database.trials import SUFFIX
 from autotune.errors import ConfigError
 from autotune.replay.defaults.choices import CHOSEN, FIRST_RUN, TRIED, Held, winner_of
 from autotune.replay.defaults.comparisons import comparisons_path, read_comparisons, with_compared
@@ -152,7 +150,7 @@ def table_data(
         "expected": {size: dict(found) for size, found in expected.items()},
         "transfer": {arch: dict(found) for arch, found in transfer.items()},
         "classes": {operation: sorted(texts) for operation, texts in sorted(classes.items())},
-        "names": list(NAMES),
+        "names": list(FEATURES),
         "winners": dict(sorted(winners.items())),
         "trees": trees.to_dict(),
     }

@@ -11,15 +11,14 @@ from typing import Any
 
 import numpy as np
 
-from autotune.database import trial_archive
-from autotune.database.candidates.moving import canonical_product
+from autotune.database import trials as trial_archive
 from autotune.database.entry import Entry
-from autotune.database.prediction.features import Features
-from autotune.database.prediction.pool import edges_for_rules, plan_of, planned
-from autotune.database.prediction.predicted import serves
+from autotune.database.model_of_time import Features
+from autotune.database.nearest import canonical_product
+from autotune.database.predicted import edges_for_rules, plan_of, planned, serves
 from autotune.errors import ConfigError
-from autotune.workload.graph_class import GraphClass
 from autotune.workload.kinds.registry import kernel_kind
+from autotune.workload.workload import GraphClass
 from kernelgen.device import DeviceFacts, cuda_facts
 from kernelgen.errors import ScheduleError
 from kernelgen.kernels.product.channelwise import Plan

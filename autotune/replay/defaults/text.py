@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from autotune.database.prediction.first_runs import TRIED
+from autotune.database.predicted import TRIED
 
 
 def costs_table(record: Mapping[str, Any]) -> Any:

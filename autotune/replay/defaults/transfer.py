@@ -11,11 +11,10 @@ import dataclasses
 import statistics
 from collections.abc import Sequence
 
-from autotune.database.candidates.choice import why_illegal
-from autotune.database.candidates.legal_form import within_limits
-from autotune.database.candidates.query import Query
+from autotune.database.knobs import within_limits
 from autotune.database.lookup import find_schedule
-from autotune.database.prediction.pool import edges_for_rules, plan_of
+from autotune.database.nearest import Query, why_illegal
+from autotune.database.predicted import edges_for_rules, plan_of
 from autotune.replay.defaults.choices import Held
 from autotune.replay.defaults.evaluate import Estimator
 from autotune.replay.defaults.studies import Trials

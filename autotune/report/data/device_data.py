@@ -13,7 +13,7 @@ from typing import Any
 
 import pandas as pd
 
-from autotune.database.trial_archive import SUFFIX, read_device
+from autotune.database.trials import SUFFIX, read_device
 from autotune.report.data.model_rows import ModelRow, largest_rows, model_rows
 from autotune.report.data.suite_rows import SuiteRow, mapping, number, sample_times
 from autotune.report.errors import ReportError

@@ -13,7 +13,7 @@ from functools import cached_property
 from typing import Any
 
 from autotune.bench.models.largest_rows import is_largest
-from autotune.database.provenance import hash_of_text
+from autotune.database.maintenance import hash_of_text
 from autotune.report.data.suite_rows import mapping, number
 from autotune.text import CAPTURED, DEFAULT, JOINT, STOCK, TUNED, geometric_mean, is_ours
 

@@ -123,8 +123,8 @@ def _key(record: Mapping[str, Any], direction: str, knobs: Any) -> str:
 
 
 def _write(record: Mapping[str, Any], direction: str, knobs: Any, device: Mapping[str, Any]) -> KernelSource | str:
-    from autotune.database.provenance import facts_of_record, hash_of_text, source_text
-    from autotune.workload.config_tables import find_problem
+    from autotune.database.maintenance import facts_of_record, hash_of_text, source_text
+    from autotune.workload.config import find_problem
     from autotune.workload.kinds.registry import kernel_kind
 
     named = [record.get(name) for name in KERNEL]

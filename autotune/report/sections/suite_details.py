@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from typing import Any
 
-from autotune.measure.intervals import LEVEL, ratio_interval
+from autotune.measure.timing import LEVEL, ratio_interval
 from autotune.report.data.suite_rows import SuiteRow, mapping, number
 from autotune.report.html.knobs import knob_cell, union, value_text
 from autotune.report.html.markup import Cell, Column, Markup, folded, join, table, tag

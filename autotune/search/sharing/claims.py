@@ -12,7 +12,8 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import Any, Literal
 
-from autotune.database import trial_archive, trial_records
+from autotune.database import trials as trial_archive
+from autotune.database import trials as trial_records
 from autotune.errors import StudyError
 from autotune.search.sharing.locks import Locks
 from kernelgen.kernels.knobs import Knobs

@@ -18,7 +18,7 @@ from datetime import datetime, timedelta
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from autotune.database import trial_records
+from autotune.database import trials as trial_records
 from autotune.errors import StudyError
 from autotune.search.samplers import KEY, RECORD, distributions
 from autotune.search.sharing.claims import COMPARISON, Claims, FolderClaims, Sharing

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from types import MappingProxyType
 from typing import Any
 
-from autotune.database.candidates.knob_choices import threads_of
+from autotune.database.knobs import threads_of
 from autotune.search.space import Space
 from autotune.workload.kinds.registry import kernel_kind
 from autotune.workload.kinds.spherical_harmonics import HarmonicsKind

@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 from types import MappingProxyType
 
-from autotune.database.candidates.knob_choices import pair_knobs, product_knobs
+from autotune.database.knobs import pair_knobs, product_knobs
 from autotune.search.probes import probes_of, unfused
 from autotune.search.space import Space
 from autotune.workload.kinds.registry import kernel_kind

@@ -10,9 +10,9 @@ from typing import Any
 
 import torch
 
-from autotune.measure.intervals import ratio_interval
+from autotune.measure.timing import ratio_interval
 from autotune.modules.base import TunedModule
-from autotune.modules.tuned_rows import TunedRows
+from autotune.modules.convolution import TunedRows
 from autotune.tune.from_model.needs import every_module
 
 # Rounds of one call before and one after, at least and at most; between them the time decides.

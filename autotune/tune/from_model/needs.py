@@ -10,10 +10,9 @@ from typing import Any
 import torch
 
 from autotune.database.lookup import Tuning
-from autotune.database.requests import Request
-from autotune.workload.config_tables import load_all
-from autotune.workload.edge_lists import GivenEdges
-from autotune.workload.graphs import GraphSpec
+from autotune.database.misses import Request
+from autotune.workload.config import load_all
+from autotune.workload.graphs import GivenEdges, GraphSpec
 from autotune.workload.kinds.base import Problem, SourceOfSize
 from autotune.workload.kinds.registry import CONVOLUTIONS, kernel_kind, problem_from_key
 from autotune.workload.kinds.symmetric_contraction import OPERATION as CONTRACTION

@@ -13,7 +13,7 @@ from autotune.integrations.accelerate import accelerate
 from autotune.models.atoms import find_atoms
 from autotune.models.whole_model import WholeModel, open_made, open_model, returned_by
 from autotune.modules.base import TunedModule
-from autotune.modules.tuned_rows import TunedRows
+from autotune.modules.convolution import TunedRows
 from autotune.tune.from_model.needs import every_module
 from autotune.tune.from_model.passes import ENERGIES, TRAINING, Passes, passes_of
 

@@ -10,8 +10,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from autotune.database.requests import Request, requests_of
-from autotune.workload.edge_lists import GivenEdges
+from autotune.database.misses import Request, requests_of
+from autotune.workload.graphs import GivenEdges
 from autotune.workload.kinds.base import SourceOfSize
 from autotune.workload.kinds.registry import kernel_kind
 from kernelgen.watchers import WATCHERS

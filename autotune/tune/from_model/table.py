@@ -10,7 +10,7 @@ from autotune.database.lookup import Tuning
 from autotune.text import direction_name, ratio_text, time_text
 from autotune.tune.from_model.before_and_after import PassTimes
 from autotune.tune.from_model.needs import Need, label_of
-from autotune.workload.config_tables import load_all
+from autotune.workload.config import load_all
 from autotune.workload.kinds.registry import kernel_kind, problem_from_key
 
 # Columns are as wide as needed: a narrower terminal wraps lines, but no number is truncated.

@@ -2,5 +2,5 @@
 
 In: a problem, a direction and facts of a device. Out: a spec, its default schedule, its plan. Read ``base`` (the
 interface), ``tensor_product``, ``spherical_harmonics``, ``edge_vectors``, ``radial_convolution``,
-``symmetric_contraction``; ``registry`` finds the kinds of this folder, and one by its operation.
+``symmetric_contraction``; ``registry`` has the table of them, and finds one by its operation.
 """

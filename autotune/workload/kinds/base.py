@@ -1,7 +1,7 @@
 """Interface of a kind of kernel (products, harmonics, both in one, contractions), to choose and store schedules.
 
 Each operation (``conv``, ``plain``, ``harmonics``, ``vectors``, ``radial``, ``contraction``) has one
-:class:`KernelKind`. How kernels run is in :mod:`autotune.measure.runs`, how they are searched in
+:class:`KernelKind`. How kernels run is in :mod:`autotune.measure.operations`, how they are searched in
 :mod:`autotune.search.spaces`: a model loads neither.
 """
 

@@ -146,4 +146,3 @@ def product_schedule(
 
 
 assert set(VectorsKind.directions) <= set(FUSED)
-KIND = VectorsKind()

@@ -125,6 +125,3 @@ class RadialKind(OfProductKind):
         }
         moved = sum(elements[slot] for slot in (*asked.operands, *asked.outputs))
         return (moved + problem.hidden * product.weight_numel) * BYTES[dtype] + 2 * INDEX_BYTES * num_edges
-
-
-KIND = RadialKind()

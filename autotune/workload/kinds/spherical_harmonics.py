@@ -113,6 +113,3 @@ class HarmonicsKind(KernelKind):
         elements = {"x": 3, "tx": 3, "g": problem.dim_out}
         moved = (*OPERANDS[direction], *HARMONICS_DIRECTIONS[direction].outputs)
         return num_edges * sum(elements[name] for name in moved) * BYTES[dtype]
-
-
-KIND = HarmonicsKind()

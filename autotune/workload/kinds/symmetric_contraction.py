@@ -130,6 +130,3 @@ class ContractionKind(KernelKind):
         }
         moved = sum(numbers[name[-1]] for name in (*asked.operands, *asked.outputs))
         return moved * problem.channels * BYTES[dtype] + INDEX_BYTES * num_edges
-
-
-KIND = ContractionKind()

@@ -167,6 +167,3 @@ def bytes_of_product(
     }
     moved = sum(elements[name[-1]] for name in asked.operands) + sum(elements[name] for name in asked.outputs)
     return moved * BYTES[dtype] + (2 * INDEX_BYTES * num_edges if conv else 0)
-
-
-KIND = ProductKind()

@@ -30,11 +30,10 @@ from autotune.compare.peers.e3nn import OUT_OF_TIME
 from autotune.compare.precompile import kind_of, known_failures
 from autotune.compare.sampling import OUR_MIN_SAMPLES
 from autotune.errors import ConfigError, WorkerError
-from autotune.measure.runs.registry import runs_of
+from autotune.measure.operations import runs_of
 from autotune.workload.config import load_config
 from autotune.workload.kinds.registry import KINDS, kernel_kind
-from autotune.workload.passes import PASSES
-from autotune.workload.workload import Workload
+from autotune.workload.workload import PASSES, Workload
 from kernelgen.arithmetic.directions import DIRECTIONS
 from kernelgen.build.compiler import compile_source
 from kernelgen.device import device_facts

@@ -18,7 +18,7 @@ from autotune.bench import run as bench
 from autotune.bench.rows import identity_of, less_accurate, store_rows, stored_rows
 from autotune.bench.text import fastest_peer, geometric_mean, markdown_text, ratio, seconds_text, summary_lines
 from autotune.report.data.suite_rows import SuiteRow
-from autotune.workload.config_tables import load_problems
+from autotune.workload.config import load_problems
 from kernelgen.problem.product import RadialProblem
 
 

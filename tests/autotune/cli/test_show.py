@@ -11,7 +11,7 @@ from database_samples import PROBLEM, entry, store
 from autotune.cli import show
 from autotune.database.store import DatabaseWarning, database_path
 from autotune.errors import ConfigError
-from autotune.workload.config_tables import find_problem, load_graphs
+from autotune.workload.config import find_problem, load_graphs
 from autotune.workload.workload import Workload
 from kernelgen.arithmetic.directions import DIRECTIONS
 from kernelgen.device import device_facts

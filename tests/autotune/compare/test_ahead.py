@@ -23,8 +23,8 @@ from autotune.compare import precompile, torch_cache
 from autotune.compare.ahead import CompileAhead
 from autotune.compare.peers.e3nn import OUT_OF_TIME, no_compiler
 from autotune.compare.precompile import Kind, Product, kind_of, name_of
-from autotune.measure import processes
-from autotune.workload.config_tables import find_problem
+from autotune.measure import worker as processes
+from autotune.workload.config import find_problem
 from autotune.workload.graphs import GraphSpec, Points
 from autotune.workload.workload import Workload
 

@@ -22,10 +22,9 @@ from autotune.compare.peers.peer import Adapter, CheckedPasses, Peer, Product, T
 from autotune.errors import PeerError
 from autotune.measure import timing
 from autotune.measure.timing import Sampler
-from autotune.workload.config_tables import load_graphs
+from autotune.workload.config import load_graphs
 from autotune.workload.kinds.registry import kernel_kind
-from autotune.workload.tensors import make_tensors
-from autotune.workload.workload import Workload
+from autotune.workload.workload import Workload, make_tensors
 from kernelgen.arithmetic.directions import DIRECTIONS, Direction
 from kernelgen.kernels.product.schedule import HostSchedule
 from kernelgen.problem.product import TensorProductProblem

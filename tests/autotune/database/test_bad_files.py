@@ -18,16 +18,17 @@ from study_cases import CPU, make_study, run
 from study_cases import PROBLEM as STUDIED
 
 from autotune.cli import commands
-from autotune.database import quarantine, trial_records
 from autotune.database import store as database
+from autotune.database import trials as quarantine
+from autotune.database import trials as trial_records
 from autotune.database.lookup import find_schedule
 from autotune.database.maintenance import merge_file, stale_entries
-from autotune.database.quarantine import quarantine_path
 from autotune.database.store import DatabaseWarning, load_table, read_table
+from autotune.database.trials import quarantine_path
 from autotune.errors import ConfigError
 from autotune.report import write_comparison, write_reports
 from autotune.search.spaces.tensor_product import search_space
-from autotune.workload.graph_class import GraphClass
+from autotune.workload.workload import GraphClass
 from kernelgen.build import cache
 from kernelgen.files import MOST_DEPTH, parse_json
 from kernelgen.version import GENERATOR_VERSION

@@ -13,8 +13,15 @@ from typer.testing import CliRunner
 
 from autotune.cli.commands import app
 from autotune.database.entry import Entry
-from autotune.database.maintenance import counts, export_file, merge_file, preferred, stale_entries
-from autotune.database.provenance import facts_of_record, hash_of_entry
+from autotune.database.maintenance import (
+    counts,
+    export_file,
+    facts_of_record,
+    hash_of_entry,
+    merge_file,
+    preferred,
+    stale_entries,
+)
 from autotune.database.store import Table, read_table
 from autotune.errors import DatabaseError
 from kernelgen.kernels.product.schedule import CudaSchedule, HostSchedule

@@ -13,16 +13,15 @@ from typing import Any
 import pytest
 from database_samples import GPU, HOST, PROBLEM, entry, store
 
-from autotune.database import trial_archive
-from autotune.database.candidates.choice import why_illegal
-from autotune.database.candidates.query import Query
+from autotune.database import trials as trial_archive
 from autotune.database.entry import Entry
 from autotune.database.lookup import find_schedule
 from autotune.database.maintenance import merge_file
+from autotune.database.nearest import Query, why_illegal
 from autotune.database.store import read_table
-from autotune.database.trial_records import from_storage
+from autotune.database.trials import from_storage
 from autotune.errors import DatabaseError
-from autotune.workload.config_tables import load_all
+from autotune.workload.config import load_all
 from autotune.workload.kinds.registry import kernel_kind, operations_of
 from kernelgen.device import cuda_facts
 from kernelgen.errors import ScheduleError, UnsupportedError

@@ -11,7 +11,7 @@ from database_samples import GPU, PROBLEM, entry, store
 from autotune.database.lookup import find_schedule
 from autotune.search.spaces.tensor_product import search_space
 from autotune.search.starting_points import starting_points
-from autotune.workload.graph_class import GraphClass
+from autotune.workload.workload import GraphClass
 from kernelgen.kernels.product.schedule import CudaSchedule
 
 LARGE = "conv-e17-d7"

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 from database_samples import entry, store
 
-from autotune.database.candidates.legal_form import legal_form
+from autotune.database.knobs import legal_form
 from autotune.database.lookup import find_schedule
 from kernelgen.device import DeviceFacts, cuda_facts, representative
 from kernelgen.kernels.harmonics.schedule import HarmonicsCudaSchedule

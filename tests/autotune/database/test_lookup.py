@@ -10,17 +10,17 @@ import pytest
 from database_samples import GPU, HOST, PROBLEM, entry, store
 
 from autotune.database import lookup
+from autotune.database import nearest as query
 from autotune.database import store as database
-from autotune.database.candidates import query
-from autotune.database.candidates.choice import is_legal
 from autotune.database.lookup import Tuning, find_schedule
+from autotune.database.nearest import is_legal
 from autotune.database.store import Database, DatabaseWarning, database_path, device_record, load_table
 from autotune.errors import TuningMissError
 from autotune.search.spaces.tensor_product import search_space
 from autotune.search.starting_points import known_entries, starting_points
-from autotune.workload.graph_class import GraphClass
 from autotune.workload.kinds import tensor_product as product_kind
 from autotune.workload.kinds.registry import kernel_kind
+from autotune.workload.workload import GraphClass
 from kernelgen.arithmetic.directions import DIRECTIONS
 from kernelgen.device import DeviceFacts, cuda_facts
 from kernelgen.errors import ProblemError

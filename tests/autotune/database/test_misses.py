@@ -22,8 +22,7 @@ from typer.testing import CliRunner
 
 from autotune.cli.commands import app
 from autotune.database import misses
-from autotune.database.misses import MOST_KEPT, keep_misses, misses_path, read_misses
-from autotune.database.requests import Request
+from autotune.database.misses import MOST_KEPT, Request, keep_misses, misses_path, read_misses
 from autotune.tune.from_model import run
 from autotune.workload.config import TuneConfig
 from autotune.workload.graphs import build_graph
@@ -208,7 +207,7 @@ def test_a_short_process_leaves_its_misses_at_its_end(tmp_path: Path) -> None:
 INSIDE = """
 import threading, time, torch
 from autotune.database import misses
-from autotune.database.requests import Request
+from autotune.database.misses import Request
 from small_net import SmallNet, batch
 began = threading.Semaphore(0)
 def look_up(request, facts):

@@ -17,8 +17,7 @@ from database_samples import HOST, PROBLEM, entry, store
 
 from autotune.database.lookup import find_schedule
 from autotune.database.maintenance import merge_file
-from autotune.database.misses import keep_misses, read_misses
-from autotune.database.requests import Request
+from autotune.database.misses import Request, keep_misses, read_misses
 from autotune.errors import DatabaseError
 from autotune.tune.contribution import write_contribution
 from kernelgen.build import cache

@@ -16,19 +16,20 @@ from database_samples import entry, store
 from places import ROOT
 
 from autotune import paths
-from autotune.database.candidates import query
+from autotune.database import model_of_time as table
+from autotune.database import model_of_time as work
+from autotune.database import nearest as query
+from autotune.database import predicted
+from autotune.database import predicted as pool
 from autotune.database.lookup import Finder, find_schedule
-from autotune.database.prediction import pool, predicted, table, work
-from autotune.database.prediction.features import NAMES, Features
-from autotune.database.prediction.first_runs import TRIED
-from autotune.database.prediction.predicted import by_predicted_time, predict, shortlist
-from autotune.database.prediction.trees import Trees
+from autotune.database.model_of_time import FEATURES, Features, Trees
+from autotune.database.predicted import TRIED, by_predicted_time, predict, shortlist
 from autotune.database.store import DatabaseWarning
 from autotune.search.spaces.tensor_product import search_space
 from autotune.search.starting_points import starting_points
-from autotune.workload.config_tables import load_problems
-from autotune.workload.graph_class import GraphClass
+from autotune.workload.config import load_problems
 from autotune.workload.kinds.registry import kernel_kind
+from autotune.workload.workload import GraphClass
 from kernelgen.device import DeviceFacts, cuda_facts
 from kernelgen.kernels.dispatch import make_plan
 from kernelgen.kernels.product.defaults import default_schedule
@@ -204,8 +205,8 @@ def test_features_have_their_names_and_tell_knobs_apart() -> None:
     spec = spec_of(NEW, "joint_backward")
     features = Features(spec, GraphClass.parse("conv-e17-d7"))
     plain, other = (features.of(plan_with(spec, **knobs)) for knobs in ({}, {"prefetch": "copy", "block_size": 256}))
-    assert len(plain) == len(NAMES)
-    changed = {name for name, a, b in zip(NAMES, plain, other, strict=True) if a != b}
+    assert len(plain) == len(FEATURES)
+    changed = {name for name, a, b in zip(FEATURES, plain, other, strict=True) if a != b}
     assert (
         {"prefetch=copy", "block_size", "teams_per_block"}
         <= changed
@@ -217,7 +218,7 @@ def test_features_have_their_names_and_tell_knobs_apart() -> None:
 
 
 def numbers(spec: Spec, edges: float = 2.0**17, nodes: float = 2.0**10, **knobs: Any) -> dict[str, float]:
-    return dict(zip(work.NAMES, work.work_of(plan_with(spec, **knobs), edges, nodes), strict=True))
+    return dict(zip(work.WORK_NAMES, work.work_of(plan_with(spec, **knobs), edges, nodes), strict=True))
 
 
 def plan_with(spec: Spec, **knobs: Any) -> Any:
@@ -315,7 +316,7 @@ def test_the_numbers_that_stored_trees_were_fitted_to_stay_as_they_are() -> None
     ]
     for name, values in PINNED_WORK.items():
         assert [each[name] for each in found] == pytest.approx(values, abs=1e-6), name
-    assert list(PINNED_WORK) == list(work.NAMES)
+    assert list(PINNED_WORK) == list(work.WORK_NAMES)
 
 
 def test_the_largest_of_two_groups_by_hand() -> None:

@@ -12,8 +12,8 @@ from e3nn import o3
 from autotune.database.lookup import Tuning, find_schedule
 from autotune.search.spaces.tensor_product import search_space
 from autotune.search.starting_points import starting_points
-from autotune.workload.config_tables import load_problems
-from autotune.workload.graph_class import GraphClass
+from autotune.workload.config import load_problems
+from autotune.workload.workload import GraphClass
 from kernelgen.kernels.product.schedule import HostSchedule
 from kernelgen.problem.product import TensorProductProblem
 from kernelgen.problem.sizes import shape_of

@@ -12,10 +12,9 @@ from database_samples import GPU, PROBLEM, entry, store
 from reference import expected, make_case, relative_error
 
 from autotune.database.lookup import Tuning, find_schedule
-from autotune.database.prediction.first_runs import TRIED
-from autotune.database.prediction.predicted import predict
-from autotune.modules.sizes import class_of_call
-from autotune.workload.graph_class import GraphClass
+from autotune.database.predicted import TRIED, predict
+from autotune.modules.base import class_of_call
+from autotune.workload.workload import GraphClass
 from kernelgen.arithmetic.directions import DIRECTIONS
 from kernelgen.device import cuda_facts
 from kernelgen.kernels.dispatch import make_plan

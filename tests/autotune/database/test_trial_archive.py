@@ -14,7 +14,8 @@ from database_samples import HOST, entry, store
 from places import ROOT, shipped
 from study_cases import CPU, PROBLEM, make_study, run
 
-from autotune.database import trial_archive, trial_records
+from autotune.database import trials as trial_archive
+from autotune.database import trials as trial_records
 from autotune.database.maintenance import merge_file, pack_trials
 from autotune.database.store import device_files, read_table
 from autotune.errors import DatabaseError

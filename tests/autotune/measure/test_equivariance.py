@@ -9,12 +9,10 @@ import pytest
 import torch
 from e3nn import o3
 
-from autotune.measure.equivariance import equivariance_error, random_rotation, turned
-from autotune.measure.runs.base import order_of
-from autotune.measure.runs.registry import runs_of
-from autotune.workload.config_tables import load_graphs
-from autotune.workload.tensors import to_ir_mul
-from autotune.workload.workload import Workload
+from autotune.measure.operations import order_of, runs_of
+from autotune.measure.trial import equivariance_error, random_rotation, turned
+from autotune.workload.config import load_graphs
+from autotune.workload.workload import Workload, to_ir_mul
 from kernelgen.problem.harmonics import HarmonicsProblem, VectorProblem
 from kernelgen.problem.product import TensorProductProblem
 

@@ -11,7 +11,7 @@ import pytest
 from process_facts import Facts
 
 from autotune.errors import WorkerError
-from autotune.measure import fork_server
+from autotune.measure import worker as fork_server
 from autotune.measure.worker import Worker
 
 PATIENCE_S = 300.0

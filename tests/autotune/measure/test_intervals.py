@@ -7,7 +7,7 @@ import math
 import numpy as np
 import pytest
 
-from autotune.measure.intervals import ratio_interval, verdict
+from autotune.measure.timing import ratio_interval, verdict
 from kernelgen.errors import InputError
 
 

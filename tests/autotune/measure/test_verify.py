@@ -9,12 +9,11 @@ import pytest
 import torch
 from reference import e3nn_module
 
-from autotune.measure.autograd_passes import AutogradPasses
-from autotune.measure.reference.tensor_product import Reference, choose_nodes
-from autotune.workload.config_tables import load_graphs
+from autotune.measure.operations import AutogradPasses
+from autotune.measure.references import Reference, choose_nodes
+from autotune.workload.config import load_graphs
 from autotune.workload.kinds.base import TOLERANCE
-from autotune.workload.tensors import Tensors, make_tensors, relayout, to_ir_mul, to_mul_ir
-from autotune.workload.workload import Workload
+from autotune.workload.workload import Tensors, Workload, make_tensors, relayout, to_ir_mul, to_mul_ir
 from kernelgen.arithmetic.directions import DIRECTIONS, double_backward
 from kernelgen.errors import InputError
 from kernelgen.problem.product import TensorProductProblem

@@ -24,7 +24,7 @@ from autotune.errors import PeerError, WorkerError
 from autotune.measure import trial
 from autotune.measure.trial import Outcome, TrialJob, TrialSession, TrialSetting, run_trial
 from autotune.measure.worker import Worker, WorkerLost
-from autotune.workload.config_tables import load_graphs
+from autotune.workload.config import load_graphs
 from autotune.workload.workload import Workload
 from kernelgen.errors import LaunchError, ToolMissingError
 from kernelgen.kernels.product.schedule import HostSchedule

@@ -12,8 +12,8 @@ import torch._dynamo.testing
 from e3nn import o3
 from reference import float64, relative_error
 
-from autotune import FullyConnectedTensorProduct, TensorProduct, accelerate
-from autotune.modules.matrix_contraction import MATRIX_WEIGHTS, by_matrix, pairs_of
+from autotune import accelerate
+from autotune.modules.product import MATRIX_WEIGHTS, FullyConnectedTensorProduct, TensorProduct, by_matrix, pairs_of
 from kernelgen.arithmetic.directions import DIRECTIONS
 from kernelgen.device import cuda_facts
 from kernelgen.errors import InputError, ProblemError
@@ -55,7 +55,7 @@ def test_all_derivatives_are_e3nns(normalization: dict[str, str]) -> None:
 
 
 def test_it_is_the_other_layout_too() -> None:
-    from autotune.workload.tensors import to_ir_mul
+    from autotune.workload.workload import to_ir_mul
 
     theirs, ours = both("ir_mul")
     x, y = torch.randn(3, 5, theirs.irreps_in1.dim).double(), torch.randn(1, 5, theirs.irreps_in2.dim).double()

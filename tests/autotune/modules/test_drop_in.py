@@ -12,9 +12,10 @@ from e3nn.nn.models.v2106.gate_points_networks import SimpleNetwork
 from reference import copied, float64
 from torch import Tensor
 
-from autotune import TensorProduct, accelerate, restore
+from autotune import accelerate, restore
 from autotune.integrations import stand_ins
 from autotune.integrations.stand_ins import AcceleratedProduct
+from autotune.modules.product import TensorProduct
 from kernelgen.errors import InputError, ProblemError
 from kernelgen.problem.product import TensorProductProblem, problem_of
 

@@ -10,10 +10,11 @@ from typing import Any
 import pytest
 import torch
 
-from autotune import TensorProductConv
-from autotune.modules.radial import convolution, tuned
-from autotune.modules.radial.convolution import convolve_radial
-from autotune.workload.config_tables import find_problem
+from autotune.modules import radial_convolution as convolution
+from autotune.modules import radial_convolution as tuned
+from autotune.modules.convolution import TensorProductConv
+from autotune.modules.radial_convolution import convolve_radial
+from autotune.workload.config import find_problem
 from kernelgen.device import cuda_facts
 
 RESULTS = Path(__file__).parents[3] / "results"

@@ -13,12 +13,11 @@ import torch
 from database_samples import entry, store
 from module_cases import assert_equal_derivatives, conv_inputs, e3nn_conv, random_graph, small_conv
 
-from autotune import TensorProductConv
 from autotune.database import lookup
-from autotune.database.prediction import first_runs
-from autotune.database.prediction.first_runs import first_runs_path, tries
-from autotune.database.prediction.predicted import Predicted
-from autotune.workload.graph_class import GraphClass
+from autotune.database import predicted as first_runs
+from autotune.database.predicted import Predicted, first_runs_path, tries
+from autotune.modules.convolution import TensorProductConv
+from autotune.workload.workload import GraphClass
 from kernelgen.device import device_facts
 from kernelgen.kernels.product.schedule import HostSchedule
 from kernelgen.ops import first_run

@@ -17,7 +17,7 @@ from autotune.integrations.ir_mul.linear import AcceleratedLinear
 from autotune.integrations.ir_mul.outline import check_same, outline
 from autotune.integrations.ir_mul.species import types_without_waiting
 from autotune.integrations.ir_mul.typed_product import NODE_TYPES, TypedProduct
-from autotune.workload.tensors import relayout
+from autotune.workload.workload import relayout
 from kernelgen.compat import o3
 from kernelgen.errors import UnsupportedError
 

@@ -19,9 +19,11 @@ from module_cases import (
 )
 from reference import copied, e3nn_module
 
-from autotune import SphericalHarmonics, TensorProduct, TensorProductConv
 from autotune.database import store as database
 from autotune.errors import TuningMissError
+from autotune.modules.convolution import TensorProductConv
+from autotune.modules.harmonics import SphericalHarmonics
+from autotune.modules.product import TensorProduct
 from kernelgen.arithmetic.directions import DIRECTIONS
 from kernelgen.device import device_facts
 from kernelgen.errors import InputError, ProblemError, ScheduleError, UnsupportedError

@@ -13,8 +13,11 @@ import torch
 from database_samples import entry, store
 from module_cases import conv_inputs, e3nn_conv, normal, random_graph, small_conv
 
-from autotune import GraphClass, SphericalHarmonics, SphericalHarmonicsConv, TensorProduct, TensorProductConv
 from autotune.database import store as database
+from autotune.modules.convolution import TensorProductConv
+from autotune.modules.harmonics import SphericalHarmonics, SphericalHarmonicsConv
+from autotune.modules.product import TensorProduct
+from autotune.workload.workload import GraphClass
 from kernelgen.arithmetic.directions import DIRECTIONS, HARMONICS_DIRECTIONS
 from kernelgen.device import device_facts
 from kernelgen.errors import ProblemError

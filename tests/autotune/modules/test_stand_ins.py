@@ -12,9 +12,10 @@ from reference import copied, float64
 from torch import Tensor
 from torch.nn.utils import parametrizations, parametrize, prune
 
-from autotune import TensorProduct, accelerate, restore
+from autotune import accelerate, restore
 from autotune.integrations.convolution_block import retype, take_type_back
 from autotune.integrations.stand_ins import StandIn
+from autotune.modules.product import TensorProduct
 
 IRREPS = ("4x0e+2x1o", "0e+1o", "4x0e+2x1o")
 PATHS = [(0, 0, 0, "uvu", True), (0, 1, 1, "uvw", True), (1, 0, 1, "uvu", True)]

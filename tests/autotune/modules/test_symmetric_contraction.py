@@ -15,8 +15,8 @@ from autotune.database import misses
 from autotune.database.lookup import Tuning
 from autotune.database.misses import read_misses
 from autotune.errors import TuningMissError
-from autotune.modules import tuned_rows
-from autotune.modules.sizes import Found
+from autotune.modules import convolution as tuned_rows
+from autotune.modules.base import Found
 from autotune.modules.symmetric_contraction import TunedContraction
 from autotune.tune.from_model.needs import needs_of, workloads_for
 from autotune.tune.from_model.recorder import recorded

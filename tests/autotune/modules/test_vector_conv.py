@@ -6,7 +6,8 @@ import pytest
 import torch
 from reference import copied, relative_error
 
-from autotune import SphericalHarmonics, SphericalHarmonicsConv, TensorProductConv
+from autotune.modules.convolution import TensorProductConv
+from autotune.modules.harmonics import SphericalHarmonics, SphericalHarmonicsConv
 from kernelgen.ops.vectors import HarmonicProduct
 
 HARMONICS = SphericalHarmonics([0, 1, 2], True, "component")

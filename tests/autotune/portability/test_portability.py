@@ -14,7 +14,7 @@ from autotune.database.lookup import find_schedule
 from autotune.database.store import load_table
 from autotune.portability.check import Finding, check_arch, examine
 from autotune.portability.kernels import PortableKernel, distinct, kernels_of_entries, sampled
-from autotune.workload.config_tables import load_problems
+from autotune.workload.config import load_problems
 from kernelgen.device import CUDA_ARCHS, DeviceFacts, representative
 from kernelgen.errors import UnsupportedError
 from kernelgen.kernels.product.defaults import easy_registers, small_graph_edges

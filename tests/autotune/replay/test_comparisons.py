@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from autotune.database.prediction.table import knobs_of
+from autotune.database.model_of_time import knobs_of
 from autotune.errors import ConfigError
 from autotune.replay.defaults.comparisons import Compared, comparisons_path, read_comparisons, store_comparisons
 from kernelgen.kernels.product.schedule import CudaSchedule

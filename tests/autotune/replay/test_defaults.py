@@ -16,8 +16,8 @@ import pytest
 from places import ROOT
 
 from autotune.cli.commands import main
-from autotune.database.prediction.pool import plan_of
-from autotune.database.prediction.table import schedule_of, table_from, table_path
+from autotune.database.model_of_time import schedule_of, table_from, table_path
+from autotune.database.predicted import plan_of
 from autotune.database.store import load_table
 from autotune.errors import ConfigError
 from autotune.replay.defaults.choices import TRIED, Held

@@ -15,7 +15,7 @@ from places import ROOT
 from autotune.cli.commands import main
 from autotune.compare.comparison import ComparisonResult, Result
 from autotune.compare.comparison_worker import ComparisonSetting
-from autotune.database.prediction.pool import plan_of
+from autotune.database.predicted import plan_of
 from autotune.database.store import load_table
 from autotune.errors import WorkerError
 from autotune.measure.timing import timing_of

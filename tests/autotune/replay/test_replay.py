@@ -13,7 +13,7 @@ import pytest
 from database_samples import entry
 
 from autotune.cli.commands import main
-from autotune.database import trial_records
+from autotune.database import trials as trial_records
 from autotune.errors import ConfigError, StudyError
 from autotune.replay.record import _write_header, header
 from autotune.replay.recorded import Record, load_record
@@ -21,10 +21,8 @@ from autotune.replay.run import pruning, replay, replay_table, run, trials_to, w
 from autotune.search.space import Space
 from autotune.search.spaces.registry import space_of
 from autotune.search.spaces.tensor_product import search_space
-from autotune.workload.config import load_config
-from autotune.workload.config_tables import load_graphs
-from autotune.workload.restriction import Restriction, restrictions_from
-from autotune.workload.workload import Workload
+from autotune.workload.config import load_config, load_graphs
+from autotune.workload.workload import Restriction, Workload, restrictions_from
 from kernelgen.device import DeviceFacts, cuda_facts
 from kernelgen.kernels.product.schedule import CudaSchedule, Schedule
 from kernelgen.problem.product import TensorProductProblem

@@ -12,7 +12,7 @@ import pytest
 from browser import CONTRAST, column, heads, needs_chromium, open_all, table_of
 from report_samples import Page, measured_row, write_suite
 
-from autotune.measure.intervals import ratio_interval
+from autotune.measure.timing import ratio_interval
 from autotune.report import write_comparison
 from autotune.report.compare import Comparison, compare, load_record
 from autotune.report.compare_page import sentence

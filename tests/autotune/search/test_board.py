@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 from places import ROOT, SUPPORT
 
-from autotune.database import trial_records
+from autotune.database import trials as trial_records
 from autotune.errors import StudyError
 from autotune.measure.trial import Outcome
 from autotune.search.loop import Compiled, search

@@ -7,9 +7,9 @@ from typing import Any
 
 from places import ROOT
 
-from autotune.database.trial_archive import SUFFIX, read_device
+from autotune.database.trials import SUFFIX, read_device
 from autotune.search.pruning import SPILL_BYTES, spill_limit, why_hopeless
-from autotune.workload.config_tables import load_problems
+from autotune.workload.config import load_problems
 from kernelgen.device import DeviceFacts, cuda_facts, representative
 
 H200 = representative("sm_90")

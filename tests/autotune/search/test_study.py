@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 from study_cases import CPU, PROBLEM, assert_no_repeats, cost, keys, make_study, ok, run
 
-from autotune.database import trial_records
+from autotune.database import trials as trial_records
 from autotune.errors import ConfigError
 from autotune.measure.trial import Outcome
 from autotune.search.loop import Compiled, search

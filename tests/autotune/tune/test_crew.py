@@ -12,12 +12,12 @@ from autotune.compare.comparison_worker import ComparisonSetting, PeerNames, Pre
 from autotune.compare.idle_process import IdleProcess
 from autotune.compare.peers.peer import CheckedPasses
 from autotune.compare.precompile import build_peers
-from autotune.measure.reference.tensor_product import e3nn_product
+from autotune.measure.references import e3nn_product
 from autotune.measure.trial import TrialJob, TrialSetting
 from autotune.measure.worker import Worker
 from autotune.tune.run import tune
 from autotune.tune.worker_pairs import WorkerPair, WorkerPairs
-from autotune.workload.config_tables import load_graphs
+from autotune.workload.config import load_graphs
 from autotune.workload.kinds.base import Problem
 from autotune.workload.workload import Workload
 from kernelgen.kernels.product.schedule import HostSchedule

@@ -13,7 +13,7 @@ from database_samples import entry, store
 from small_net import EDGES, NODES, SmallNet, batch
 
 from autotune import tune_model
-from autotune.database.requests import Request
+from autotune.database.misses import Request
 from autotune.errors import ConfigError
 from autotune.tune.budget import TimeBudget
 from autotune.tune.from_model import run
@@ -22,9 +22,8 @@ from autotune.tune.from_model.needs import every_module, label_of, needs_of, pla
 from autotune.tune.from_model.opened import open_named
 from autotune.tune.from_model.passes import CALL, ENERGIES, TRAINING, passes_of
 from autotune.tune.from_model.recorder import Recording, recorded
-from autotune.workload.config_tables import load_all
-from autotune.workload.edge_lists import GivenEdges
-from autotune.workload.graphs import EdgesAlone, NodesAlone, RandomNeighbours, build_graph
+from autotune.workload.config import load_all
+from autotune.workload.graphs import EdgesAlone, GivenEdges, NodesAlone, RandomNeighbours, build_graph
 from autotune.workload.workload import Workload
 from kernelgen.device import device_facts
 from kernelgen.errors import InputError

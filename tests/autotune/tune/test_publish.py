@@ -15,18 +15,15 @@ from places import ROOT, shipped
 from autotune.compare.comparison import ComparisonResult, Result
 from autotune.compare.comparison_worker import ComparisonSession, ComparisonSetting
 from autotune.database.entry import Entry
-from autotune.database.maintenance import merge_file
-from autotune.database.provenance import hash_of_entry
+from autotune.database.maintenance import hash_of_entry, merge_file
 from autotune.database.store import Database, database_path, device_record, read_table, to_text
 from autotune.errors import DatabaseError
-from autotune.measure import certificate
-from autotune.measure.intervals import ratio_interval
-from autotune.measure.timing import timing_of
+from autotune.measure import trial as certificate
+from autotune.measure.timing import ratio_interval, timing_of
 from autotune.tune import publish as publishing
 from autotune.tune.publish import contenders, publish, winner_of
-from autotune.workload.config_tables import load_graphs
-from autotune.workload.passes import moved_bytes
-from autotune.workload.workload import Workload
+from autotune.workload.config import load_graphs
+from autotune.workload.workload import Workload, moved_bytes
 from kernelgen.device import device_facts
 from kernelgen.kernels.product.schedule import HostSchedule
 

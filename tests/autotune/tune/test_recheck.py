@@ -16,13 +16,13 @@ from autotune.cli.commands import app
 from autotune.database import store as database
 from autotune.database.entry import Entry
 from autotune.database.lookup import find_schedule
-from autotune.database.provenance import environment_hash
+from autotune.database.maintenance import environment_hash
 from autotune.database.store import read_table
 from autotune.errors import ConfigError, DatabaseError
 from autotune.measure.trial import Outcome, TrialJob, TrialSession, TrialSetting
 from autotune.tune import recheck
 from autotune.tune.recheck import DRIFT, Verdict
-from autotune.workload.config_tables import load_graphs
+from autotune.workload.config import load_graphs
 from autotune.workload.graphs import build_graph
 from autotune.workload.workload import Workload
 from kernelgen.device import device_facts
@@ -171,7 +171,7 @@ def test_a_trial_measures_the_certificate_that_it_is_asked_for() -> None:
     found = session(job)
     assert found.ok and found.time_us is None and 0 < found.certificate["equivariance"] < 1e-6
     with pytest.MonkeyPatch.context() as patched:
-        patched.setattr("autotune.measure.certificate.equivariance_error", lambda *given: math.nan)
+        patched.setattr("autotune.measure.trial.equivariance_error", lambda *given: math.nan)
         found = session(job)
     assert found.state == "wrong" and "under a rotation above 1e-05: nan" in found.reason
 

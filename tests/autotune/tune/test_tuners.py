@@ -17,10 +17,10 @@ from tiny_config import CONFIG
 
 from autotune.cli import commands
 from autotune.cli.options import devices_given, resolve_device
-from autotune.database import trial_records
+from autotune.database import trials as trial_records
 from autotune.database.store import read_table
 from autotune.errors import ConfigError
-from autotune.measure.devices import _alone, devices_named, on_each
+from autotune.measure.worker import _alone, devices_named, on_each
 from autotune.tune.multi_device import begun_elsewhere
 from autotune.tune.settings import resolve
 from autotune.workload.config import load_config

@@ -9,8 +9,7 @@ import pytest
 
 from autotune import paths
 from autotune.errors import ConfigError
-from autotune.workload.config import by_problem, load_config
-from autotune.workload.config_tables import load_all, load_graphs, load_problems, problems_from
+from autotune.workload.config import by_problem, load_all, load_config, load_graphs, load_problems, problems_from
 from autotune.workload.graphs import Bulk, Crystal, Molecule, StructureFile, build_graph
 from autotune.workload.toml_tables import check_problem_name, config_path, known_configs, parse_duration
 from kernelgen.errors import EquituneError

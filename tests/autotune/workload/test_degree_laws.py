@@ -10,11 +10,9 @@ import torch
 
 from autotune.bench.text import summary_lines
 from autotune.errors import ConfigError
-from autotune.workload.config import load_config
-from autotune.workload.config_tables import graph_from, load_graphs
-from autotune.workload.edge_lists import DegreeLaw
-from autotune.workload.graph_class import GraphClass
-from autotune.workload.graphs import build_graph
+from autotune.workload.config import graph_from, load_config, load_graphs
+from autotune.workload.graphs import DegreeLaw, build_graph
+from autotune.workload.workload import GraphClass
 
 
 @pytest.mark.parametrize(

@@ -15,12 +15,18 @@ from places import ROOT
 
 from autotune.errors import ConfigError
 from autotune.workload import graphs
-from autotune.workload.config_tables import find_problem, graph_from, load_graphs
-from autotune.workload.edge_lists import GivenEdges
-from autotune.workload.graph_class import GraphClass
-from autotune.workload.graphs import GraphSpec, Points, RandomNeighbours, StructureFile, build_graph, neighbours
-from autotune.workload.water import Water
-from autotune.workload.workload import Workload
+from autotune.workload.config import find_problem, graph_from, load_graphs
+from autotune.workload.graphs import (
+    GivenEdges,
+    GraphSpec,
+    Points,
+    RandomNeighbours,
+    StructureFile,
+    Water,
+    build_graph,
+    neighbours,
+)
+from autotune.workload.workload import GraphClass, Workload
 from kernelgen.device import DeviceFacts, cuda_facts
 
 H200, HOST = cuda_facts("sm_90", "NVIDIA H200", 132), DeviceFacts("cpu", "Test CPU 4 cores", "x86_64", 4)

@@ -15,16 +15,14 @@ from autotune.compare.peers.peer import Task
 from autotune.database.entry import what_is_wrong
 from autotune.database.lookup import find_schedule
 from autotune.errors import ConfigError
-from autotune.measure.runs.base import guarded
-from autotune.measure.runs.registry import runs_of
-from autotune.modules.radial import tuned
+from autotune.measure.operations import guarded, runs_of
+from autotune.modules import radial_convolution as tuned
 from autotune.search.spaces.registry import space_of
 from autotune.search.starting_points import starting_points
-from autotune.workload.config_tables import load_all
-from autotune.workload.graph_class import GraphClass
+from autotune.workload.config import load_all
 from autotune.workload.graphs import EdgesAlone, GraphSpec, RandomNeighbours, build_graph
 from autotune.workload.kinds.registry import problem_from_key
-from autotune.workload.workload import Workload
+from autotune.workload.workload import GraphClass, Workload
 from kernelgen.device import cuda_facts, device_facts
 from kernelgen.errors import ProblemError, UnsupportedError
 from kernelgen.kernels.radial.plan import default_radial_schedule

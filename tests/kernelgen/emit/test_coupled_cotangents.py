@@ -12,7 +12,7 @@ from emulated_radial import run_radial
 from radial_cases import RadialCase, make_radial_case
 from reference import relative_error
 
-from autotune.workload.config_tables import load_problems
+from autotune.workload.config import load_problems
 from kernelgen.arithmetic.directions import backward, forward
 from kernelgen.build.compiler import compile_source
 from kernelgen.device import DeviceFacts, cuda_facts

@@ -6,7 +6,7 @@ import golden_texts
 import pytest
 from import_graph import ROOT
 
-from autotune.database.provenance import facts_of_record, hash_of_entry
+from autotune.database.maintenance import facts_of_record, hash_of_entry
 from autotune.database.store import read_table
 from kernelgen import GENERATOR_VERSION
 from kernelgen.kernels.contraction.schedule import CONTRACTION_SCHEDULES

@@ -6,7 +6,7 @@ import dataclasses
 
 import pytest
 
-from autotune.workload.config_tables import load_problems
+from autotune.workload.config import load_problems
 from autotune.workload.kinds.registry import kernel_kind
 from kernelgen.arithmetic.directions import DIRECTIONS
 from kernelgen.build.compiler import compile_source

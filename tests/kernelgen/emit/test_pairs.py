@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from pair_problems import MODES, direct, mixed, of_mode, single
 from reference import assert_matches_e3nn, expected, make_case, relative_error
 
-from autotune.workload.config_tables import load_problems
+from autotune.workload.config import load_problems
 from kernelgen.arithmetic.directions import DIRECTIONS
 from kernelgen.build.compiler import compile_source
 from kernelgen.device import cuda_facts

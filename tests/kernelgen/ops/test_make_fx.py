@@ -10,7 +10,9 @@ from module_cases import conv_inputs, e3nn_conv, normal, random_graph, small_con
 from torch import Tensor
 from torch.fx.experimental.proxy_tensor import make_fx
 
-from autotune import FullyConnectedTensorProduct, SphericalHarmonics, SphericalHarmonicsConv, TensorProductConv
+from autotune.modules.convolution import TensorProductConv
+from autotune.modules.harmonics import SphericalHarmonics, SphericalHarmonicsConv
+from autotune.modules.product import FullyConnectedTensorProduct
 
 MODES = ("real", "fake", "symbolic")
 DEVICES = ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)]

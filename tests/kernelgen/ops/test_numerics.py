@@ -11,7 +11,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from reference import Case, assert_matches_e3nn, float64, make_case
 
-from autotune.workload.config_tables import load_problems
+from autotune.workload.config import load_problems
 from kernelgen.arithmetic.directions import DIRECTIONS
 from kernelgen.kernels.product.schedule import HostSchedule
 from kernelgen.ops.product import build

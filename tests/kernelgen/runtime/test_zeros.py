@@ -18,7 +18,7 @@ from vector_cases import expected as of_vectors
 from vector_cases import vectors_case, without_zero_vector
 
 from autotune.search.spaces.tensor_product import search_space
-from autotune.workload.config_tables import load_problems
+from autotune.workload.config import load_problems
 from kernelgen.arithmetic.directions import DIRECTIONS, backward
 from kernelgen.build.compiler import compile_source
 from kernelgen.device import cuda_facts

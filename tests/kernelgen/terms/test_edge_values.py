@@ -7,7 +7,7 @@ import torch
 from e3nn.o3 import _wigner
 from torch import Tensor
 
-from autotune.workload.config_tables import load_problems
+from autotune.workload.config import load_problems
 from kernelgen.arithmetic.couplings import couplings_digest, edge_slots, normalized_slots, path_terms
 
 PROBLEMS = load_problems()

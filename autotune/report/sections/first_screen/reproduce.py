@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 
 from autotune.report.data.suite_rows import SuiteRow, mapping
 from autotune.report.html.markup import Markup, join, tag
-from autotune.workload.config_tables import load_all, load_graphs
+from autotune.workload.config import load_all, load_graphs
 
 FILE = "row.toml"
 

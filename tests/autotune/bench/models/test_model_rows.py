@@ -412,7 +412,7 @@ def test_untuned_modules_take_defaults(monkeypatch: pytest.MonkeyPatch) -> None:
 
     assert tuned_dirs()
     monkeypatch.setenv("EQUITUNE_UNTUNED", "1")
-    from autotune import TensorProductConv
+    from autotune.modules.convolution import TensorProductConv
 
     conv = TensorProductConv("128x0e+128x1o", "0e+1o+2e+3o", filter_irreps_out="0e+1o+2e+3o")
     assert tuned_dirs() == () and {tuning.origin for tuning in conv.tuning.values()} == {"default"}

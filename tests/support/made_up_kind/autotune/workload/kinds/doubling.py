@@ -70,6 +70,3 @@ class DoublingKind(KernelKind):
         self, problem: Any, operation: str, direction: str, dtype: str, num_edges: int, num_nodes: int
     ) -> int:
         return 2 * 4 * problem.size * num_edges
-
-
-KIND = DoublingKind()

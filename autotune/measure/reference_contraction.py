@@ -15,10 +15,9 @@ from typing import Any
 import torch
 
 from autotune.errors import WorkerError
-from autotune.measure.reference.tensor_product import CHUNK_ELEMENTS, Reference
+from autotune.measure.references import CHUNK_ELEMENTS, Reference
 from autotune.workload.graphs import build_graph
-from autotune.workload.tensors import Tensors, relayout
-from autotune.workload.workload import DTYPES, Workload
+from autotune.workload.workload import DTYPES, Tensors, Workload, relayout
 from kernelgen.arithmetic.contraction import CONTRACTION_DIRECTIONS, ContractionDirection
 from kernelgen.arithmetic.contraction_couplings import polynomials
 from kernelgen.compat import o3

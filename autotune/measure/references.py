@@ -10,6 +10,7 @@ edges, so for them all edges are used. Other rows must be finite.
 
 from __future__ import annotations
 
+import dataclasses
 import functools
 import math
 from collections.abc import Callable, Mapping
@@ -17,13 +18,14 @@ from typing import Any
 
 import torch
 
+from autotune.workload.graphs import build_graph
 from autotune.workload.kinds.base import Problem
-from autotune.workload.tensors import Tensors, relayout
-from autotune.workload.workload import Workload
-from kernelgen.arithmetic.directions import DIRECTIONS, Direction
+from autotune.workload.workload import DTYPES, Tensors, Workload, make_tensors, relayout
+from kernelgen.arithmetic.directions import DIRECTIONS, HARMONICS_DIRECTIONS, Direction, HarmonicsDirection
 from kernelgen.compat import o3
 from kernelgen.errors import InputError
-from kernelgen.problem.product import TensorProductProblem
+from kernelgen.problem.harmonics import HarmonicsProblem, VectorProblem
+from kernelgen.problem.product import RadialProblem, TensorProductProblem
 
 # Edges checked by default: e3nn's double backward in float64 takes a few seconds for them.
 MAX_EDGES = {"cpu": 768, "cuda": 12288}
@@ -278,3 +280,165 @@ def choose_nodes(sender: torch.Tensor, receiver: torch.Tensor, num_nodes: int, m
         if total >= max_edges:
             break
     return torch.tensor(sorted(chosen), dtype=torch.long)
+
+
+# Reference of spherical harmonics: test vectors, and e3nn's values and derivatives in float64.
+#
+# Vectors are independent, so an evenly spread sample is compared, which includes the first and the last (and so all
+# positions in a block of threads or a machine vector); outputs of the others must be finite.
+
+MAX_VECTORS = {"cpu": 8192, "cuda": 65536}
+
+
+def e3nn_harmonics(problem: HarmonicsProblem) -> o3.SphericalHarmonics:
+    """e3nn's module."""
+    return o3.SphericalHarmonics(list(problem.degrees), problem.normalize, problem.normalization)
+
+
+def make_vectors(workload: Workload, device: torch.device | str, seed: int = 0) -> Tensors:
+    """Vectors x of random directions and lengths 0.5 to 1.5, so that none dominates; their tangents and g.
+
+    One vector per edge of the workload's graph. Everything else is empty.
+    """
+    count, dim, device = workload.num_edges, workload.harmonics.dim_out, torch.device(device)
+    generator = torch.Generator(device=device).manual_seed(seed)
+
+    def draw(width: int) -> torch.Tensor:
+        return torch.randn(count, width, generator=generator, dtype=DTYPES[workload.dtype], device=device)
+
+    directions, g, tx, none = draw(3), draw(dim), draw(3), draw(0)
+    lengths = 0.5 + torch.rand(count, 1, generator=generator, dtype=directions.dtype, device=device)
+    x = torch.nn.functional.normalize(directions) * lengths
+    return Tensors(x, none, none, g, tx, none, none, none, None, None, count)
+
+
+class HarmonicsReference(Reference):
+    """Exact values for one workload's vectors."""
+
+    def __init__(
+        self,
+        workload: Workload,
+        device: torch.device | str,
+        tensors: Tensors,
+        max_edges: int | None = None,
+    ) -> None:
+        self.harmonics, self.is_conv = workload.harmonics, False
+        self.device = torch.device(device)
+        self._expected = {}
+        self._choose_rows(tensors, max_edges or MAX_VECTORS[self.device.type])
+        self._shapes = {"x": list(tensors.x.shape), "g": list(tensors.g.shape)}
+        self._operands = {name: getattr(tensors, name)[self.edges] for name in ("x", "g", "tx")}
+
+    def rows(self, slot: str) -> torch.Tensor:
+        return self.edges
+
+    def direction(self, name: Any) -> HarmonicsDirection:
+        return HARMONICS_DIRECTIONS[name] if isinstance(name, str) else name
+
+    def _widths(self, slot: str) -> list[int]:
+        return [3] if slot == "x" else [2 * degree + 1 for degree in self.harmonics.degrees]
+
+    def _compute(self, direction: Any) -> dict[str, torch.Tensor]:
+        size = max(1, CHUNK_ELEMENTS[self.device.type] // (8 * self.harmonics.dim_out))
+        chunks = torch.arange(len(self.edges), device=self.device).split(size)
+        pieces = [self._chunk(direction, chunk) for chunk in chunks]
+        return {slot: torch.cat([piece[slot] for piece in pieces]) for slot in direction.outputs}
+
+    def _chunk(self, direction: Any, chunk: torch.Tensor) -> dict[str, torch.Tensor]:
+        v, g, t = (self._operands[name][chunk].to(torch.float64) for name in ("x", "g", "tx"))
+        v, g = v.requires_grad_(), g.requires_grad_()
+        # Degree 0 alone has no autograd graph; 0 * v gives it one.
+        values = e3nn_harmonics(self.harmonics)(v) + 0 * v[:, :1]
+        if direction.name == "forward":
+            return {"g": values.detach()}
+        (first,) = torch.autograd.grad(values, v, g, create_graph=True)
+        if direction.name == "backward":
+            return {"x": first.detach()}
+        second = torch.autograd.grad(first, (v, g), t, allow_unused=True, materialize_grads=True)
+        return dict(zip("xg", second, strict=True))
+
+
+# Reference of convolutions of edge vectors: test tensors, and e3nn's values through harmonics and product.
+
+
+def make_vector_tensors(workload: Workload, device: torch.device | str, seed: int = 0) -> Tensors:
+    """As for the product, with vectors y (tangents ty) of lengths 0.5 to 1.5, so that none dominates."""
+    tensors = make_tensors(workload, device, seed)
+    generator = torch.Generator(device=tensors.y.device).manual_seed(seed + 1)
+
+    def draw(width: int) -> torch.Tensor:
+        shape = (tensors.num_edges, width)
+        return torch.randn(*shape, generator=generator, dtype=tensors.y.dtype, device=tensors.y.device)
+
+    directions, tangents = draw(3), draw(3)
+    lengths = 0.5 + torch.rand(tensors.num_edges, 1, generator=generator, dtype=tangents.dtype, device=tangents.device)
+    return dataclasses.replace(tensors, y=torch.nn.functional.normalize(directions) * lengths, ty=tangents)
+
+
+class VectorsReference(Reference):
+    """Exact values for one workload with vectors ``y``."""
+
+    @property
+    def dim_y(self) -> int:
+        return 3
+
+    def _widths(self, slot: str) -> list[int]:
+        return [3] if slot == "y" else super()._widths(slot)
+
+    def _make_product(self) -> Callable[..., torch.Tensor]:
+        product = e3nn_product(self.problem, torch.float64, self.device)
+        assert isinstance(self.workload.problem, VectorProblem)
+        harmonics = e3nn_harmonics(self.workload.problem.harmonics)
+        return lambda x, v, w: product(x, harmonics(v), w)
+
+
+# Reference of radial convolutions: test tensors, and e3nn's values with weights ``h @ matrix`` in float64.
+
+
+def radial_problem(workload: Workload) -> RadialProblem:
+    """The problem of a workload of operation ``radial``."""
+    assert isinstance(workload.problem, RadialProblem)
+    return workload.problem
+
+
+def make_radial_tensors(workload: Workload, device: torch.device | str, seed: int = 0) -> Tensors:
+    """Random normal tensors: w is h [edges, hidden], tw the matrix [hidden, weights], scaled to weights of size 1."""
+    problem, graph, device = radial_problem(workload), build_graph(workload.graph), torch.device(device)
+    product, edges, nodes = problem.product, graph.num_edges, graph.num_nodes
+    generator = torch.Generator(device=device).manual_seed(seed)
+
+    def draw(*shape: int) -> torch.Tensor:
+        return torch.randn(*shape, generator=generator, dtype=DTYPES[workload.dtype], device=device)
+
+    x, y, h, g = (
+        draw(nodes, product.dim_in1),
+        draw(edges, product.dim_in2),
+        draw(edges, problem.hidden),
+        draw(nodes, product.dim_out),
+    )
+    matrix = draw(problem.hidden, product.weight_numel) / problem.hidden**0.5
+    none = draw(0, 1)  # first derivatives alone: no tangents
+    return Tensors(x, y, h, g, none, none, matrix, none, graph.sender.to(device), graph.receiver.to(device), nodes)
+
+
+class RadialReference(Reference):
+    """Exact values for one workload, with gradients of h in the place of those of weights."""
+
+    def __init__(self, workload: Workload, device: torch.device | str, tensors: Tensors) -> None:
+        self._hidden, self._matrix = radial_problem(workload).hidden, tensors.tw.double()
+        super().__init__(workload, device, tensors)
+
+    @property
+    def dim_w(self) -> int:
+        return self._hidden
+
+    def _keep_rows(self, tensors: Tensors) -> None:
+        of_slot = {"t" + slot: getattr(tensors, slot) for slot in "xywg"}  # not used
+        super()._keep_rows(dataclasses.replace(tensors, **of_slot))
+
+    def _widths(self, slot: str) -> list[int]:
+        return [self._hidden] if slot == "w" else super()._widths(slot)
+
+    def _make_product(self) -> Callable[..., torch.Tensor]:
+        product = e3nn_product(self.problem, torch.float64, self.device)
+        return lambda x, y, h: product(x, y, h @ self._matrix)

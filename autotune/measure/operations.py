@@ -1,0 +1,455 @@
+"""How the kernels of each kind are run: tensors, float64 reference, operator and calls of one workload.
+
+:mod:`autotune.workload.kinds.base` chooses schedules. A new kind adds its line to ``RUNS``.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import statistics
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterable, Mapping
+from typing import Any, ClassVar
+
+import torch
+from torch import Tensor
+
+from autotune.database.lookup import build_vectors
+from autotune.measure.reference_contraction import ContractionReference, contraction_of, make_features
+from autotune.measure.references import (
+    HarmonicsReference,
+    RadialReference,
+    Reference,
+    VectorsReference,
+    make_radial_tensors,
+    make_vector_tensors,
+    make_vectors,
+    radial_problem,
+)
+from autotune.workload.kinds.edge_vectors import VectorsKind
+from autotune.workload.kinds.radial_convolution import RadialKind
+from autotune.workload.kinds.spherical_harmonics import HarmonicsKind
+from autotune.workload.kinds.symmetric_contraction import ContractionKind
+from autotune.workload.kinds.tensor_product import ProductKind
+from autotune.workload.workload import Tensors, Workload, make_tensors
+from kernelgen.arithmetic.contraction import CONTRACTION_DIRECTIONS, contraction_double_backward
+from kernelgen.arithmetic.directions import DIRECTIONS, HARMONICS_DIRECTIONS
+from kernelgen.device import device_facts
+from kernelgen.kernels.knobs import Knobs
+from kernelgen.ops.harmonics import build_harmonics
+from kernelgen.ops.product import Operator, build
+from kernelgen.ops.radial_convolution import FusedRadial, radial_product
+from kernelgen.ops.symmetric_contraction import build_contraction
+from kernelgen.problem.harmonics import VectorProblem
+from kernelgen.runtime.graph import EdgeOrder, edge_order
+from kernelgen.runtime.known_graphs import KnownGraphs
+
+Run = Callable[[], dict[str, Tensor]]
+# What is done once for a new graph, given senders and receivers with edges in any order.
+GraphOrder = Callable[[Tensor, Tensor], Any]
+ORDER_SAMPLES = 10
+# Number of NaN elements around every operand of a trial; keeps rows of any dtype and vector width aligned.
+MARGIN = 4096
+
+
+class Runs(ABC):
+    """Runs the kernels of ``operations``. An *operator* is the object that runs the kernels of a problem."""
+
+    operations: ClassVar[tuple[str, ...]]
+
+    @abstractmethod
+    def tensors(self, workload: Workload, device: Any) -> Tensors:
+        """Make operands, cotangent and tangents."""
+
+    @abstractmethod
+    def reference(self, workload: Workload, device: Any, tensors: Tensors) -> Reference:
+        """The float64 values of e3nn that outputs are compared with."""
+
+    @abstractmethod
+    def build(self, workload: Workload, schedules: Mapping[str, Knobs], device: str) -> Any:
+        """The operator with these schedules by direction; other directions use the default."""
+
+    @abstractmethod
+    def specs(self, operator: Any, directions: Iterable[str]) -> list[Any]:
+        """Specs of the kernels that an operator uses for some directions."""
+
+    @abstractmethod
+    def call(self, workload: Workload, operator: Any, tensors: Tensors, order: EdgeOrder | None) -> Call:
+        """The operator as a differentiable function of its inputs."""
+
+    @abstractmethod
+    def run(
+        self, operator: Any, direction: str, tensors: Tensors, order: EdgeOrder | None, poison: bool = False
+    ) -> Run:
+        """A function that runs one direction with all outputs, without autograd; outputs by slot (``g`` is the value).
+
+        poison: fill outputs with NaN before the kernel runs.
+        """
+
+
+def guarded(tensors: Tensors) -> Tensors:
+    """The same values with NaN around every operand, so that out-of-bounds reads show in the outputs."""
+
+    def guard(tensor: Tensor) -> Tensor:
+        wide = tensor.new_full((tensor.numel() + 2 * MARGIN,), torch.nan)
+        inner = wide[MARGIN : MARGIN + tensor.numel()].view(tensor.shape)
+        return inner.copy_(tensor)
+
+    guards: dict[str, Any] = {
+        name: guard(getattr(tensors, name)) for name in ("x", "y", "w", "g", "tx", "ty", "tw", "tg")
+    }
+    return dataclasses.replace(tensors, **guards)
+
+
+def unordered(sender: Tensor, receiver: Tensor) -> tuple[Tensor, Tensor]:
+    """The same edges in a random order, the same each time, as a program may give them."""
+    shuffled = torch.randperm(len(sender), generator=torch.Generator().manual_seed(0)).to(sender.device)
+    return sender[shuffled], receiver[shuffled]
+
+
+def new_graph(operator: Any, num_nodes: int) -> GraphOrder:
+    """What an operator does for a graph that it meets for the first time: order the edges, and check the indices."""
+    product, nodes = getattr(operator, "product", operator), num_nodes
+
+    def order(sender: Tensor, receiver: Tensor) -> Any:
+        make = functools.partial(product.order, sender, receiver, nodes, nodes)
+        return KnownGraphs().order(sender, receiver, (nodes, nodes, None), make)
+
+    return order
+
+
+def order_ms(order: GraphOrder | None, sender: Tensor, receiver: Tensor) -> float:
+    """Median milliseconds of ordering these edges, given in random order; 0 for what needs no order."""
+    if order is None:
+        return 0.0
+    from autotune.measure.timing import Sampler  # which imports this package's users
+
+    given = unordered(sender, receiver)
+    sampler = Sampler(lambda: order(*given), str(sender.device))
+    sampler.warm_up()
+    return statistics.median(sampler.take(ORDER_SAMPLES)) / 1e3
+
+
+def order_of(tensors: Tensors) -> EdgeOrder | None:
+    """The order by receiver and by sender, made once as in a model: no timed call may sort edges."""
+    if tensors.receiver is None:
+        return None
+    return edge_order(tensors.receiver, tensors.num_nodes, is_sorted=True, sender=tensors.sender)
+
+
+# How the kernels of tensor products are run.
+
+
+class ProductRuns(Runs):
+    """Runs tensor products."""
+
+    operations = ProductKind.operations
+
+    def tensors(self, workload: Workload, device: Any) -> Tensors:
+        return make_tensors(workload, device)
+
+    def reference(self, workload: Workload, device: Any, tensors: Tensors) -> Reference:
+        return Reference(workload, device, tensors)
+
+    def build(self, workload: Workload, schedules: Mapping[str, Any], device: str) -> Any:
+        return build(
+            workload.product,
+            dict(schedules) or None,
+            operation=workload.operation,
+            dtype=getattr(torch, workload.dtype),
+            layout=workload.layout,
+            device=device,
+            deterministic=workload.deterministic,
+        )
+
+    def specs(self, operator: Any, directions: Iterable[str]) -> list[Any]:
+        return [spec for name in directions for spec in operator.specs(name)]
+
+    def call(self, workload: Workload, operator: Any, tensors: Tensors, order: EdgeOrder | None) -> Call:
+        if not workload.is_conv:
+            return operator
+        edges = (tensors.sender, tensors.receiver)
+        return lambda x, y, w: operator(x, y, w, *edges, num_out=tensors.num_nodes, order=order)
+
+    def run(
+        self, operator: Any, direction: str, tensors: Tensors, order: EdgeOrder | None, poison: bool = False
+    ) -> Run:
+        t, conv = tensors, operator.operation == "conv"
+        edges: tuple[Any, ...] = (t.sender, t.receiver, t.num_nodes, order) if conv else (None,) * 4
+        asked = DIRECTIONS[direction]
+        given: dict[str, Any] = {"outputs": asked.outputs, "poison": poison}
+        if direction == "forward":
+            return lambda: {"g": operator.run_forward(t.x, t.y, t.w, *edges, poison=poison)}
+        if not asked.tangents:
+            return lambda: operator.run_backward(t.x, t.y, t.w, t.g, *edges, **given)
+        tangents = {slot: getattr(t, "t" + slot) for slot in asked.tangents}
+        return lambda: operator.run_double_backward(t.x, t.y, t.w, t.g, tangents, *edges, **given)
+
+
+# How the kernels of spherical harmonics are run.
+
+
+class HarmonicsRuns(Runs):
+    """Runs spherical harmonics."""
+
+    operations = HarmonicsKind.operations
+
+    def tensors(self, workload: Workload, device: Any) -> Tensors:
+        return make_vectors(workload, device)
+
+    def reference(self, workload: Workload, device: Any, tensors: Tensors) -> Reference:
+        return HarmonicsReference(workload, device, tensors)
+
+    def build(self, workload: Workload, schedules: Mapping[str, Knobs], device: str) -> Any:
+        given: Any = dict(schedules)
+        return build_harmonics(workload.harmonics, given, dtype=getattr(torch, workload.dtype), device=device)
+
+    def specs(self, operator: Any, directions: Iterable[str]) -> list[Any]:
+        return [operator.spec(HARMONICS_DIRECTIONS[name]) for name in directions]
+
+    def call(self, workload: Workload, operator: Any, tensors: Tensors, order: EdgeOrder | None) -> Call:
+        return operator
+
+    def run(
+        self, operator: Any, direction: str, tensors: Tensors, order: EdgeOrder | None, poison: bool = False
+    ) -> Run:
+        v, g, t = tensors.x, tensors.g, tensors.tx
+        if direction == "forward":
+            return lambda: {"g": operator.run_forward(v, poison=poison)}
+        if direction == "backward":
+            return lambda: {"x": operator.run_backward(v, g, poison=poison)}
+        return lambda: operator.run_double_backward(v, g, t, poison=poison)
+
+
+# How convolutions of harmonics of edge vectors are run.
+
+
+class VectorsRuns(ProductRuns):
+    """Runs convolutions of harmonics of edge vectors."""
+
+    operations = VectorsKind.operations
+
+    def tensors(self, workload: Workload, device: Any) -> Tensors:
+        return make_vector_tensors(workload, device)
+
+    def reference(self, workload: Workload, device: Any, tensors: Tensors) -> Reference:
+        return VectorsReference(workload, device, tensors)
+
+    def build(self, workload: Workload, schedules: Mapping[str, Any], device: str) -> Any:
+        problem = workload.problem
+        assert isinstance(problem, VectorProblem)
+        places = {name: schedule.harmonics for name, schedule in schedules.items()}
+        kernel = (workload.dtype, workload.layout, device_facts(device))
+        return build_vectors(problem, places, *kernel, device, workload.graph_class(), workload.deterministic)
+
+    def run(
+        self, operator: Any, direction: str, tensors: Tensors, order: EdgeOrder | None, poison: bool = False
+    ) -> Run:
+        t = tensors
+        operands = (t.x, None, t.y, None, t.w, None, None if direction == "forward" else t.g, None)
+        edges = (t.sender, t.receiver, t.num_nodes, order)
+        return lambda: operator.run_on(operator.graph(t.x, t.y, *edges), DIRECTIONS[direction], operands, poison)
+
+
+# How the kernels of symmetric contractions are run.
+
+
+class ContractionRuns(Runs):
+    """Runs symmetric contractions."""
+
+    operations = ContractionKind.operations
+
+    def tensors(self, workload: Workload, device: Any) -> Tensors:
+        return make_features(workload, device)
+
+    def reference(self, workload: Workload, device: Any, tensors: Tensors) -> Reference:
+        return ContractionReference(workload, device, tensors)
+
+    def build(self, workload: Workload, schedules: Mapping[str, Knobs], device: str) -> Any:
+        given: Any = dict(schedules)
+        options: dict[str, Any] = {"dtype": getattr(torch, workload.dtype), "layout": workload.layout}
+        return build_contraction(contraction_of(workload), given, device=device, **options)
+
+    def specs(self, operator: Any, directions: Iterable[str]) -> list[Any]:
+        names = tuple(directions)
+        found = [operator.spec(CONTRACTION_DIRECTIONS[name]) for name in names]
+        if "double_backward" in names:
+            found.append(operator.spec(contraction_double_backward("x", "xw")))  # as a training step needs it
+        return found
+
+    def call(self, workload: Workload, operator: Any, tensors: Tensors, order: EdgeOrder | None) -> Call:
+        elements = tensors.sender
+        return lambda x, w: operator(x, w, elements)
+
+    def run(
+        self, operator: Any, direction: str, tensors: Tensors, order: EdgeOrder | None, poison: bool = False
+    ) -> Run:
+        asked, elements = CONTRACTION_DIRECTIONS[direction], tensors.sender
+        # w is needed for its size by all directions.
+        given = {name: getattr(tensors, name) for name in (*asked.operands, "w")}
+        return lambda: operator.run(asked, given, elements, poison=poison)
+
+
+# How convolutions that form their edge weights in registers are run.
+
+
+class RadialOperator:
+    """The kernels of a workload, and the operator of the product with weights in memory, for graphs."""
+
+    def __init__(self, fused: FusedRadial, product: Operator) -> None:
+        self.fused, self.product = fused, product
+
+    def resources(self, direction: str) -> Mapping[str, Any]:
+        """What a direction's kernel needs, as its compiler reports it."""
+        return self.fused.kernel(DIRECTIONS[direction]).resources
+
+
+class RadialRuns(Runs):
+    """Runs radial convolutions."""
+
+    operations = RadialKind.operations
+
+    def tensors(self, workload: Workload, device: Any) -> Tensors:
+        return make_radial_tensors(workload, device)
+
+    def reference(self, workload: Workload, device: Any, tensors: Tensors) -> Reference:
+        return RadialReference(workload, device, tensors)
+
+    def build(self, workload: Workload, schedules: Mapping[str, Any], device: str) -> RadialOperator:
+        problem, place = radial_problem(workload), torch.device(device)
+        fused = FusedRadial(problem.product, problem.hidden, problem.accuracy, workload.layout, place, dict(schedules))
+        kernel: dict[str, Any] = {"operation": "conv", "dtype": getattr(torch, workload.dtype)}
+        return RadialOperator(fused, build(problem.product, layout=workload.layout, device=place, **kernel))
+
+    def specs(self, operator: Any, directions: Iterable[str]) -> list[Any]:
+        return [operator.fused.spec(DIRECTIONS[name]) for name in directions]
+
+    def call(self, workload: Workload, operator: Any, tensors: Tensors, order: EdgeOrder | None) -> Call:
+        assert tensors.sender is not None and tensors.receiver is not None
+        rest = tensors.tw, tensors.sender, tensors.receiver, tensors.num_nodes, operator.product, tensors.num_edges
+        return lambda x, y, h: radial_product(x, y, h, *rest, fused=operator.fused)
+
+    def run(
+        self, operator: Any, direction: str, tensors: Tensors, order: EdgeOrder | None, poison: bool = False
+    ) -> Run:
+        t, asked = tensors, DIRECTIONS[direction]
+        given = {name: getattr(t, name) for name in ("x", "y", "w", "g", "tw")}
+        graph = operator.product.graph(t.x, t.y, t.sender, t.receiver, t.num_nodes, None)
+        return lambda: operator.fused.run(asked, given, graph, poison)
+
+
+# A new kind of kernel adds its line.
+RUNS: tuple[Runs, ...] = (
+    ProductRuns(),
+    HarmonicsRuns(),
+    VectorsRuns(),
+    ContractionRuns(),
+    RadialRuns(),
+)
+_BY_OPERATION = {operation: runs for runs in RUNS for operation in runs.operations}
+
+
+def runs_of(operation: str) -> Runs:
+    """The :class:`Runs` of an operation."""
+    return _BY_OPERATION[operation]
+
+
+# The timed passes of a differentiable function, as inference and training run them.
+
+Call = Callable[..., torch.Tensor]
+
+
+class AutogradPasses:
+    """Passes of ``call(x, y, w)`` on given tensors, or of fewer inputs: ``slots`` names them in order.
+
+    tangents: slots whose gradients ``double_backward`` differentiates, None for all. forces: the one from whose
+    gradient forces are computed. Autograd graphs are kept between calls, so that a derivative is timed alone.
+    """
+
+    def __init__(
+        self, call: Call, tensors: Tensors, slots: str = "xyw", tangents: str | None = None, forces: str = "y"
+    ) -> None:
+        self._call = call
+        self._tensors = tensors
+        self._slots, self._differentiated, self._forces = slots, tangents or slots, slots.find(forces)
+        # Detached tensors share storage, because weights with a row per edge can fill a tenth of a device.
+        self._plain = tuple(getattr(tensors, slot) for slot in slots)
+        self._inputs = [tensor.detach().requires_grad_() for tensor in self._plain]
+        self._g = tensors.g.detach().requires_grad_()
+        self._out: torch.Tensor | None = None
+        self._alone: dict[int, torch.Tensor] = {}
+        self._first: tuple[torch.Tensor, ...] | None = None
+        self._joint: tuple[torch.Tensor, torch.Tensor] | None = None
+
+    def release(self) -> None:
+        """Release the kept autograd graphs."""
+        self._out = self._first = self._joint = None
+        self._alone.clear()
+
+    def forward(self) -> torch.Tensor:
+        """The value."""
+        with torch.no_grad():
+            return self._call(*self._plain)
+
+    def backward(self) -> tuple[torch.Tensor, ...]:
+        """Gradients with respect to all inputs."""
+        return torch.autograd.grad(self._kept_value(), self._inputs, self._tensors.g, retain_graph=True)
+
+    def source_backward(self) -> torch.Tensor:
+        """The gradient with respect to x alone."""
+        return self._gradient_alone(0)
+
+    def feature_backward(self) -> torch.Tensor:
+        """The same, where forces come from it."""
+        return self._gradient_alone(0)
+
+    def edge_backward(self) -> torch.Tensor:
+        """The gradient with respect to y alone, from which models compute forces."""
+        return self._gradient_alone(1)
+
+    def double_backward(self) -> tuple[torch.Tensor, ...]:
+        """Gradients of the first gradients, contracted with the tangents, with respect to all inputs and g."""
+        if self._first is None:
+            out = self._call(*self._inputs)
+            inputs = [self._inputs[self._slots.index(slot)] for slot in self._differentiated]
+            self._first = torch.autograd.grad(out, inputs, self._g, create_graph=True)
+        tangents = self._tangents(self._differentiated)
+        return torch.autograd.grad(self._first, [*self._inputs, self._g], tangents, retain_graph=True)
+
+    def joint_backward(self) -> tuple[torch.Tensor, ...]:
+        """Gradients with respect to all inputs of a loss on the value and on one gradient: force_step's end."""
+        if self._joint is None:
+            self._joint = self._value_and_force_gradient()
+        return torch.autograd.grad(self._joint, self._inputs, self._loss_tangents(), retain_graph=True)
+
+    def forward_backward(self) -> tuple[torch.Tensor, ...]:
+        """One forward pass and the gradients with respect to all inputs."""
+        return torch.autograd.grad(self._call(*self._inputs), self._inputs, self._tensors.g)
+
+    def force_step(self) -> tuple[torch.Tensor, ...]:
+        """A training step on forces: value, gradient with respect to one input, gradients of a loss on both."""
+        return torch.autograd.grad(self._value_and_force_gradient(), self._inputs, self._loss_tangents())
+
+    def _kept_value(self) -> torch.Tensor:
+        if self._out is None:
+            self._out = self._call(*self._inputs)
+        return self._out
+
+    def _gradient_alone(self, index: int) -> torch.Tensor:
+        """The gradient of one input. No other requires one: a product might compute unused gradients."""
+        if index not in self._alone:
+            inputs = list(self._plain)
+            inputs[index] = self._inputs[index]
+            self._alone[index] = self._call(*inputs)
+        return torch.autograd.grad(self._alone[index], self._inputs[index], self._tensors.g, retain_graph=True)[0]
+
+    def _value_and_force_gradient(self) -> tuple[torch.Tensor, torch.Tensor]:
+        out = self._call(*self._inputs)
+        return out, torch.autograd.grad(out, self._inputs[self._forces], self._tensors.g, create_graph=True)[0]
+
+    def _loss_tangents(self) -> list[torch.Tensor]:
+        return self._tangents("g" + self._slots[self._forces])
+
+    def _tangents(self, slots: str) -> list[torch.Tensor]:
+        return [getattr(self._tensors, "t" + slot) for slot in slots]
