@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     )
     from autotune.modules.radial_convolution import RadialTensorProductConv
     from autotune.modules.symmetric_contraction import SymmetricContraction
-    from autotune.tune.from_model.run import ModelTuning, tune_model
+    from autotune.tune.model import ModelTuning, tune_model
     from autotune.workload.workload import GraphClass
 
 __all__ = [
@@ -65,7 +65,7 @@ _HOMES = {
     "FullTensorProduct": "autotune.modules.product",
     "FullyConnectedTensorProduct": "autotune.modules.product",
     "GraphClass": "autotune.workload.workload",
-    "ModelTuning": "autotune.tune.from_model.run",
+    "ModelTuning": "autotune.tune.model",
     "RadialTensorProductConv": "autotune.modules.radial_convolution",
     "SphericalHarmonics": "autotune.modules.harmonics",
     "SphericalHarmonicsConv": "autotune.modules.harmonics",
@@ -78,7 +78,7 @@ _HOMES = {
     "find_schedule": "autotune.database.lookup",
     "restore": "autotune.integrations.accelerate",
     "spherical_harmonics": "autotune.modules.harmonics",
-    "tune_model": "autotune.tune.from_model.run",
+    "tune_model": "autotune.tune.model",
 }
 
 

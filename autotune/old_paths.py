@@ -9,6 +9,16 @@ from typing import Any
 
 # By module, the names that it had, without the package.
 MOVED: dict[str, str] = {
+    "bench.contenders": "bench.models.contenders bench.models.kernel_groups",
+    "bench.kernels": "bench.again bench.orders bench.plans bench.run bench.turns",
+    "bench.largest": "bench.models.largest bench.models.largest_rows",
+    "bench.model_rows": "bench.models.rows bench.models.text",
+    "bench.rows": "bench.text",
+    "bench.session": "bench.models.held_memory bench.models.measuring bench.models.session bench.models.values",
+    "bench.whole_models": "bench.models.run",
+    "compare.comparison": "compare.sampling",
+    "compare.peers.harmonics": "compare.peers.edge_vectors compare.peers.spherical_harmonics",
+    "compare.precompile": "compare.ahead compare.idle_process",
     "database.knobs": "database.candidates.knob_choices database.candidates.legal_form",
     "database.lookup": "database.edge_vectors",
     "database.maintenance": "database.provenance",
@@ -43,14 +53,44 @@ MOVED: dict[str, str] = {
         "modules.matrix_contraction modules.tensor_product"
     ),
     "modules.radial_convolution": "modules.radial.convolution modules.radial.tuned",
+    "replay.fit": "replay.defaults.choices replay.defaults.comparisons replay.defaults.fit replay.defaults.studies",
+    "replay.measured": "replay.defaults.measure",
+    "replay.portability": "portability.check portability.kernels",
+    "replay.samplers": "replay.record replay.recorded replay.run",
+    "replay.untuned": (
+        "replay.defaults.evaluate replay.defaults.peers replay.defaults.run replay.defaults.text "
+        "replay.defaults.transfer"
+    ),
+    "search.loop": "search.pruning search.trial_steps",
+    "search.shared": (
+        "search.sharing.claims search.sharing.locks search.sharing.optuna_storage search.sharing.storage_access"
+    ),
+    "search.space": (
+        "search.probes search.spaces.edge_vectors search.spaces.radial_convolution "
+        "search.spaces.registry search.spaces.spherical_harmonics search.spaces.symmetric_contraction "
+        "search.spaces.tensor_product"
+    ),
+    "search.study": "search.ranking",
+    "tune.model": "tune.from_model.run tune.from_model.table",
+    "tune.model_passes": (
+        "tune.from_model.before_and_after tune.from_model.needs tune.from_model.opened "
+        "tune.from_model.passes tune.from_model.recorder"
+    ),
+    "tune.publish": "tune.recheck",
+    "tune.run": "tune.budget tune.multi_device tune.studies tune.worker_pairs",
+    "tune.settings": "tune.progress",
     "workload.config": "workload.config_tables",
     "workload.graphs": "workload.edge_lists workload.water",
     "workload.workload": "workload.graph_class workload.passes workload.restriction workload.tensors",
 }
 # By old name of a module, what is called otherwise in the new one.
 RENAMED: dict[str, dict[str, str]] = {
+    "bench.models.largest_rows": {"Cell": "StoredCell"},
+    "compare.peers.edge_vectors": {"ADAPTERS": "VECTORS_ADAPTERS"},
+    "compare.peers.spherical_harmonics": {"ADAPTERS": "HARMONICS_ADAPTERS"},
     "database.prediction.features": {"NAMES": "FEATURES", "WORK": "WORK_NAMES"},
     "database.prediction.work": {"NAMES": "WORK_NAMES", "schedule_of": "cuda_schedule"},
+    "replay.defaults.choices": {"TRIED": "ANY_TRIAL"},
 }
 _OLD = {old for names in MOVED.values() for old in names.split()}
 _OLD |= {old.rpartition(".")[0] for old in _OLD}

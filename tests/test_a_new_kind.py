@@ -15,6 +15,17 @@ from pathlib import Path
 
 from places import ROOT, SUPPORT
 
+SPACE = """class DoublingSpace(Space):
+    def canonical(self, schedule: Knobs) -> Knobs:
+        return schedule
+
+
+def _of_doubling(workload: Workload, direction: str, facts: DeviceFacts) -> Space:
+    spec = workload.kind.spec(workload.problem, workload.operation, direction, workload.dtype, workload.layout, facts)
+    return DoublingSpace(spec, spec.schedule.choices)
+
+
+"""
 # By file: what it imports for the kind, what stands before its table, and by name of a table the kind's line in it.
 TABLES = {
     "kernelgen/kernels/dispatch.py": (
@@ -34,6 +45,16 @@ TABLES = {
         "",
         'class DoublingRuns(HarmonicsRuns):\n    operations = ("doubling",)\n\n\n',
         {"RUNS": "DoublingRuns(),"},
+    ),
+    "autotune/search/space.py": (
+        "from kernelgen.kernels.knobs import Knobs",
+        SPACE,
+        {"SPACES": '"doubling": _of_doubling,'},
+    ),
+    "autotune/compare/peers/__init__.py": (
+        "from autotune.compare.peers import doubling",
+        "",
+        {"ADAPTERS": "*doubling.ADAPTERS,"},
     ),
 }  # fmt: skip
 CONFIG = """
@@ -56,7 +77,7 @@ from autotune.compare.peers import peer_names
 from autotune.database.entry import CHOICES
 from autotune.measure.operations import runs_of
 from autotune.report.data.suite_rows import GROUPS, SuiteRow
-from autotune.search.spaces.registry import space_of
+from autotune.search.space import space_of
 from autotune.workload.config import load_config
 from autotune.workload.config import find_problem
 from autotune.workload.workload import GraphClass

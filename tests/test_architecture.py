@@ -62,9 +62,6 @@ LONG: dict[str, str] = {}
 # Files with a single importer beside them: none may be added. They go into their importer when that is written anew.
 LONE = frozenset(
     {
-        "autotune.bench.models.held_memory",
-        "autotune.bench.models.values",
-        "autotune.bench.turns",
         "autotune.captured.model_state",
         "autotune.captured.padded_step",
         "autotune.captured.volumes",
@@ -76,8 +73,6 @@ LONE = frozenset(
         "autotune.cli.packs.of_suite",
         "autotune.cli.replay",
         "autotune.cli.tune",
-        "autotune.compare.peers.spherical_harmonics",
-        "autotune.compare.sampling",
         "autotune.integrations.mace_backend.contraction",
         "autotune.integrations.mace_backend.convolution",
         "autotune.integrations.mace_backend.linear",
@@ -88,21 +83,9 @@ LONE = frozenset(
         "autotune.models.packages.allegro",
         "autotune.models.packages.mace",
         "autotune.models.packages.sevennet",
-        "autotune.portability.kernels",
-        "autotune.replay.defaults.peers",
-        "autotune.replay.defaults.transfer",
         "autotune.report.sections.first_screen.kernels",
         "autotune.report.sections.first_screen.models",
         "autotune.report.sections.suite_details",
-        "autotune.search.ranking",
-        "autotune.search.sharing.locks",
-        "autotune.search.sharing.storage_access",
-        "autotune.tune.budget",
-        "autotune.tune.from_model.recorder",
-        "autotune.tune.from_model.table",
-        "autotune.tune.publish",
-        "autotune.tune.studies",
-        "autotune.tune.worker_pairs",
         "kernelgen.kernels.radial.warpgroup",
     }
 )

@@ -1,6 +1,6 @@
-"""``equitune bench``: compare all workloads of a config with all peers.
+"""``equitune bench``: compare all workloads of a config with all peers; and whole models as their packages run them.
 
-In: a config and a device. Out: rows of ``results/bench`` and a table. Read ``run``, ``plans`` (what is compared),
-``rows`` (how rows are stored), ``turns`` (what is measured next), ``text``, ``again`` (old rows anew) and ``orders``
-(a figure that older rows lack).
+In: a config and a device, or models and structures. Out: rows of ``results/bench`` and ``results/models``, and tables.
+Read ``kernels`` with ``rows``; of models ``whole_models`` (the loop), ``contenders`` (who takes part), ``session``
+(what a contender's process does), ``model_rows`` and ``largest`` (the largest crystal that fits).
 """

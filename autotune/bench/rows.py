@@ -6,8 +6,11 @@ Rows are plain data. A newer row replaces the one with its identity, and the fil
 from __future__ import annotations
 
 import functools
+import io
 import math
-from collections.abc import Mapping, Sequence
+import statistics
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
 from datetime import datetime, timezone
 from pathlib import Path
 from typing import Any
@@ -16,8 +19,11 @@ import filelock
 
 from autotune.database.maintenance import driver_version
 from autotune.database.store import device_record, replace_file, text_of_lines
+from autotune.measure.timing import SLOWER, ratio_interval, verdict
+from autotune.text import time_text
 from autotune.workload.config import find_problem
 from autotune.workload.kinds.registry import kernel_kind
+from autotune.workload.workload import GraphClass
 from kernelgen.device import DeviceFacts
 from kernelgen.errors import EquituneError
 from kernelgen.files import parse_json
@@ -134,3 +140,210 @@ def _rounded(value: Any) -> Any:
     if isinstance(value, dict):
         return {name: _rounded(part) for name, part in value.items()}
     return float(f"{value:.{DIGITS}g}") if isinstance(value, float) else value
+
+
+# Format bench rows for a terminal or as Markdown: a table and a summary.
+#
+# A ratio is the fastest peer's time over ours: above 1 we are faster.
+
+# Graphs large and dense enough to reach the floor of compulsory traffic.
+FLOOR_GRAPHS = ("carbon", "water")
+TARGET = 1.05
+TITLE = "median times (ratio to the tuned kernel)"
+# Number of columns before those of contenders.
+FIXED = 4
+# A default that is faster by more than this fraction is reported; both were measured in one run.
+TOLERANCE = 0.01
+
+
+def table_lines(rows: Sequence[Row]) -> list[str]:
+    """One line per row: each contender's median and its ratio to ours. No number is truncated."""
+    from rich import box
+    from rich.console import Console
+    from rich.table import Table
+
+    heads, body = _table(rows)
+    table = Table(*heads[:FIXED], title=TITLE, box=box.SIMPLE_HEAD)
+    for name in heads[FIXED:]:
+        table.add_column(name, justify="right", no_wrap=True)
+    for cells in body:
+        table.add_row(*cells)
+    out = io.StringIO()
+    Console(file=out, width=1000, markup=False, emoji=False).print(table)
+    return [line.rstrip() for line in out.getvalue().splitlines()]
+
+
+def markdown_text(rows: Sequence[Row]) -> str:
+    """The table and the summary as Markdown."""
+    heads, body = _table(rows)
+    rule = ["---"] * FIXED + ["---:"] * (len(heads) - FIXED)
+    lines = [f"| {' | '.join(cells)} |" for cells in (heads, rule, *body)]
+    summary = "\n".join(summary_lines(rows)).strip("\n")
+    return "\n".join([f"{TITLE[0].upper()}{TITLE[1:]}:", "", *lines, "", "```text", summary, "```", ""])
+
+
+def seconds_text(seconds: Mapping[str, float]) -> str:
+    """What the parts of a comparison took, the longest first; parts below a twentieth of a second are left out."""
+    shown = sorted(((value, part) for part, value in seconds.items() if value >= 0.05), reverse=True)
+    return f"{sum(seconds.values()):.1f} s: " + ", ".join(f"{part} {value:.1f}" for value, part in shown)
+
+
+def _table(rows: Sequence[Row]) -> tuple[list[str], list[list[str]]]:
+    """Column titles and cells; the first :data:`FIXED` columns identify the row."""
+    names = list(dict.fromkeys(name for row in rows for name in row["times"]))
+    body = []
+    for row in rows:
+        kind = f"{row['operation']} {row['dtype']}{' deterministic' if row.get('deterministic') else ''}"
+        cells = [_cell(row["times"].get(name, {"error": "-"}), row["times"][OURS]) for name in names]
+        body.append([row["label"], row["graph"]["name"], kind, row["pass"], *cells])
+    return ["problem", "graph", "kernel", "pass", *names], body
+
+
+def _cell(result: Mapping[str, Any], ours: Mapping[str, Any]) -> str:
+    if "error" in result:
+        return "error" if result["error"] != "-" else "-"
+    text = time_text(result["time_us"])
+    if "error" in ours or result is ours:
+        return text
+    return f"{text} ({result['time_us'] / ours['time_us']:.2f}x)"
+
+
+def row_name(row: Row) -> str:
+    kind = " deterministic" if row.get("deterministic") else ""
+    place = f"{row['graph']['name']}, {row['operation']} {row['dtype']}{kind}"
+    return f"{row['label']} on {place}, {row['pass']}"
+
+
+def peer_times(row: Row) -> dict[str, float]:
+    """Medians of the peers that have a time, and no larger errors than ours may be."""
+    others = {OURS, DEFAULT} | less_accurate(row)
+    return {
+        name: result["time_us"] for name, result in row["times"].items() if name not in others and "error" not in result
+    }
+
+
+def fastest_peer(row: Row) -> str | None:
+    times = peer_times(row)
+    return min(times, key=lambda name: (times[name], name)) if times else None
+
+
+def ratio(row: Row) -> float | None:
+    """Fastest peer's time over ours; None if either has no time."""
+    peer, ours = fastest_peer(row), _our_time(row, OURS)
+    return None if peer is None or ours is None else peer_times(row)[peer] / ours
+
+
+def geometric_mean(values: Iterable[float]) -> float:
+    logs = [math.log(value) for value in values]
+    return math.exp(sum(logs) / len(logs))
+
+
+def summary_lines(rows: Sequence[Row]) -> list[str]:
+    lines = ["", f"{len(rows)} rows; speed-up over the fastest peer, geometric mean (worst row):"]
+    groups: dict[tuple[str, ...], list[Row]] = {}
+    for row in rows:
+        kind = "deterministic" if row.get("deterministic") else ""
+        groups.setdefault((row["operation"], row["dtype"], kind, row["pass"]), []).append(row)
+    for key, group in groups.items():
+        ratios = [value for value in map(ratio, group) if value is not None]
+        if ratios:
+            lines.append(
+                f"  {' '.join(filter(None, key))}: {geometric_mean(ratios):.2f} ({min(ratios):.2f}), {len(ratios)} rows"
+            )
+    return [
+        *lines,
+        *_with_orders(rows),
+        *_below(rows),
+        *_floors(rows),
+        *_memory(rows),
+        *_defaults(rows),
+        *_without(rows),
+    ]
+
+
+def _our_time(row: Row, name: str) -> float | None:
+    result = row["times"].get(name, {"error": "not measured"})
+    return None if "error" in result else result["time_us"]
+
+
+def _below(rows: Sequence[Row]) -> list[str]:
+    slow = sorted(((value, row) for row in rows if (value := ratio(row)) is not None), key=lambda item: item[0])
+    below = [(value, row) for value, row in slow if value < TARGET]
+    lost = sum(value < 1.0 for value, _ in below)
+    lines = [f"rows with a speed-up below 1.00: {lost}; below {TARGET}: {len(below)} of {len(slow)}"]
+    return lines + [f"  {value:.3f} {row_name(row)} ({fastest_peer(row)})" for value, row in below]
+
+
+def _with_orders(rows: Sequence[Row]) -> list[str]:
+    """Speed-ups if every call met a new graph: each contender's call and what it then does once for the graph."""
+    ratios, shares = [], []
+    for row in rows:
+        order_us = {name: 1e3 * time_ms for name, time_ms in row.get("order_ms", {}).items()}
+        ours = _our_time(row, OURS)
+        peers = [time_us + order_us[name] for name, time_us in peer_times(row).items() if name in order_us]
+        if ours is not None and peers and OURS in order_us:
+            ratios.append(min(peers) / (ours + order_us[OURS]))
+            shares.append(order_us[OURS] / ours)
+    if not ratios:
+        return []
+    return [
+        f"with ordering of a new graph in every call: {geometric_mean(ratios):.2f} ({min(ratios):.2f}), "
+        f"{len(ratios)} rows; the ordering takes {statistics.median(shares):.2f} of a call (median)"
+    ]
+
+
+def _floors(rows: Sequence[Row]) -> list[str]:
+    """How near to the floor: on dense graphs together, and on each graph whose degrees are skewed."""
+    groups: dict[tuple[str, str], list[float]] = {}
+    for row in rows:
+        ours, name = _our_time(row, OURS), row["graph"]["name"]
+        where = " and ".join(FLOOR_GRAPHS) if name in FLOOR_GRAPHS else name
+        shown = name in FLOOR_GRAPHS or GraphClass.parse(row["graph_class"]).log2_skew
+        of_convolutions = row["operation"] == "conv" and row["dtype"] == "float32" and not row.get("deterministic")
+        if shown and of_convolutions and ours is not None:
+            groups.setdefault((where, row["pass"]), []).append(ours / row["floor_us"])
+    return [
+        f"tuned time / traffic floor on {where} (float32), {which}: {geometric_mean(all_):.2f} (worst {max(all_):.2f})"
+        for (where, which), all_ in groups.items()
+    ]
+
+
+def _memory(rows: Sequence[Row]) -> list[str]:
+    known = [(row, row.get("memory", {}), fastest_peer(row)) for row in rows]
+    both = [(row, memory, peer) for row, memory, peer in known if OURS in memory and peer in memory]
+    more = [(row, memory, peer) for row, memory, peer in both if memory[OURS] > memory[peer]]
+    if not both:
+        return []
+    lines = [f"rows that need more memory than their fastest peer: {len(more)} of {len(both)}"]
+    return lines + [
+        f"  {row_name(row)}: {memory[OURS] / 2**20:.1f} MiB, {peer} {memory[peer] / 2**20:.1f} MiB"
+        for row, memory, peer in more
+    ]
+
+
+def _defaults(rows: Sequence[Row]) -> list[str]:
+    """Gain from tuning, and rows where the default is faster beyond noise: tuned in another run or on another graph."""
+    pairs = [(row, _our_time(row, DEFAULT), _our_time(row, OURS)) for row in rows]
+    known = [(default / ours, row) for row, default, ours in pairs if default is not None and ours is not None]
+    if not known:
+        return []
+    lost = [(value, row) for value, row in known if value < 1 and _loses(row["times"][OURS], row["times"][DEFAULT])]
+    lines = [f"default / tuned: {geometric_mean(value for value, _ in known):.2f} (geometric mean)"]
+    if lost:
+        lines.append(f"rows where the default is faster (tune them again): {len(lost)} of {len(known)}")
+    return lines + [f"  {value:.3f} {row_name(row)}" for value, row in sorted(lost, key=lambda item: item[0])]
+
+
+def _loses(ours: Mapping[str, Any], default: Mapping[str, Any]) -> bool:
+    mine, theirs = (result.get("samples_us", ()) for result in (ours, default))
+    return bool(mine and theirs) and verdict(ratio_interval(mine, theirs, paired=True), TOLERANCE) == SLOWER
+
+
+def _without(rows: Sequence[Row]) -> list[str]:
+    lines = [f"no time of the tuned kernel: {row_name(row)}" for row in rows if _our_time(row, OURS) is None]
+    lines += [f"no time of any peer: {row_name(row)}" for row in rows if fastest_peer(row) is None]
+    others = Counter(name for row in rows for name in less_accurate(row))
+    return lines + [
+        f"timed, but less accurate than the row asks, so not compared: {name} in {number} rows"
+        for name, number in sorted(others.items())
+    ]

@@ -139,7 +139,7 @@ def bench(
             raise ConfigError(
                 "--orders takes neither a CONFIG nor --suite nor --older-than; it works on all stored rows"
             )
-        from autotune.bench.orders import add_orders
+        from autotune.bench.kernels import add_orders
         from kernelgen.device import device_facts
 
         place, folder = devices_given(device, devices)[0], results_folder(results)
@@ -157,10 +157,9 @@ def bench(
     # Mistakes until here are answered without torch.
     from rich.console import Console
 
-    from autotune.bench.again import parse_date
-    from autotune.bench.rows import Row, record_text
-    from autotune.bench.run import bench as run_bench
-    from autotune.bench.text import markdown_text
+    from autotune.bench.kernels import bench as run_bench
+    from autotune.bench.kernels import parse_date
+    from autotune.bench.rows import Row, markdown_text, record_text
     from autotune.workload.config import load_config
     from kernelgen.device import device_facts
 

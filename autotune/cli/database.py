@@ -78,7 +78,7 @@ def verify(
     exit code is 1.
     """
     from autotune.database.store import Database, database_path
-    from autotune.tune.recheck import Verdict, is_certified, recheck
+    from autotune.tune.publish import Verdict, is_certified, recheck
     from kernelgen.device import device_facts
 
     device = resolve_device(device)
@@ -108,7 +108,7 @@ def retune(
     results: Results = None,
 ) -> None:
     """Tune entries again that are stale or failed their last check."""
-    from autotune.tune.recheck import workloads_of
+    from autotune.tune.publish import workloads_of
     from autotune.tune.run import tune
     from autotune.workload.config import TuneConfig
     from kernelgen.device import device_facts
@@ -233,7 +233,7 @@ def check(
     Each tuned entry is looked up as on a card of that architecture. Takes minutes for each. Kernels for AMD GPUs
     compile and are emulated, but were never run.
     """
-    from autotune.portability.check import check_arch, expected_transfer
+    from autotune.replay.portability import check_arch, expected_transfer
     from autotune.workload.toml_tables import parse_duration
     from kernelgen.device import CUDA_ARCHS
 

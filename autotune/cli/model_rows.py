@@ -25,10 +25,9 @@ def bench_whole_models(
     folder: Path,
 ) -> None:
     """Time steps, and print them."""
-    from autotune.bench.models.measuring import Effort
-    from autotune.bench.models.run import Request, bench_models
-    from autotune.bench.models.session import PASSES
-    from autotune.bench.models.text import table_lines
+    from autotune.bench.model_rows import table_lines
+    from autotune.bench.session import PASSES, Effort
+    from autotune.bench.whole_models import Request, bench_models
 
     for name in passes:
         if name not in PASSES:
@@ -64,8 +63,7 @@ def largest_of_whole_models(
     folder: Path,
 ) -> None:
     """Double a crystal until it does not fit, and print the largest that did. ``unused``: options that say nothing."""
-    from autotune.bench.models.largest import LargestRequest, largest_crystals
-    from autotune.bench.models.largest_rows import table_lines
+    from autotune.bench.largest import LargestRequest, largest_crystals, table_lines
 
     if unused:
         raise ConfigError(
@@ -87,7 +85,7 @@ def _require_dtype(dtype: str) -> None:
 
 
 def _conclude(about: str, lines: Sequence[str], folder: Path, device: str) -> None:
-    from autotune.bench.models.rows import rows_path
+    from autotune.bench.model_rows import rows_path
     from kernelgen.device import device_facts
 
     for line in ["", about, *lines, f"record: {rows_path(folder, device_facts(device).slug)}"]:

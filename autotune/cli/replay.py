@@ -33,8 +33,8 @@ REPLAY_EXAMPLES = examples(
 
 def record(config: Config, device: Device = None, results: Results = None) -> None:
     """Time every schedule of the space in the config's table \\[record.BACKEND], for replays."""
-    from autotune.replay.record import record as run_record
-    from autotune.tune.progress import Progress
+    from autotune.replay.samplers import record as run_record
+    from autotune.tune.settings import Progress
     from autotune.workload.config import load_config
     from kernelgen.device import device_facts
 
@@ -104,9 +104,8 @@ def replay(
         _replay_defaults(files, results_folder(results))
         return
     from autotune.database.trials import studies_in
-    from autotune.replay.recorded import load_record
-    from autotune.replay.run import SEEDS, replay_table, write_replay
-    from autotune.replay.run import replay as run_replay
+    from autotune.replay.samplers import SEEDS, load_record, replay_table, write_replay
+    from autotune.replay.samplers import replay as run_replay
     from autotune.search.starting_points import known_entries
 
     for option, number in (("--seeds", seeds), ("--trials", trials), ("--ahead", ahead)):
@@ -122,8 +121,7 @@ def replay(
 
 
 def _replay_defaults(files: list[Path], results: Path) -> None:
-    from autotune.replay.defaults.run import replay_defaults
-    from autotune.replay.defaults.text import costs_table, measured_line
+    from autotune.replay.untuned import costs_table, measured_line, replay_defaults
 
     for archive in files:
         record, *written = replay_defaults(archive, results, _say)
@@ -145,9 +143,8 @@ def _seconds_to_measure(measure: str | None, device: str | None, defaults: bool)
 
 def _measure_choices(files: list[Path], results: Path, device: str, seconds: float) -> None:
     """Exit code 1 if a comparison failed."""
-    from autotune.replay.defaults.evaluate import summary
-    from autotune.replay.defaults.measure import measure_choices
-    from autotune.replay.defaults.text import measured_line
+    from autotune.replay.measured import measure_choices
+    from autotune.replay.untuned import measured_line, summary
 
     failed = 0
     for archive in files:

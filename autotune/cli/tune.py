@@ -138,8 +138,8 @@ def tune(
 
 def _tune_config(config: str, devices: list[str], options: Any, together: bool) -> tuple[TuneConfig, bool]:
     """The config, and whether the user interrupted the run. ``options``: of ``run.tune`` after the device."""
-    from autotune.tune.multi_device import tune_together
     from autotune.tune.run import tune as run_tune
+    from autotune.tune.run import tune_together
     from autotune.workload.config import load_config
     from kernelgen.device import device_facts
 

@@ -11,7 +11,7 @@ import typer
 from autotune.cli.options import Interrupts, print_next
 
 if TYPE_CHECKING:
-    from autotune.tune.from_model.run import ModelTuning
+    from autotune.tune.model import ModelTuning
 
 FROM_MODEL = "A model instead of a config"
 
@@ -76,8 +76,8 @@ def tune_from_model(
     import time
 
     begin = time.monotonic()
-    from autotune.tune.from_model.opened import open_named
-    from autotune.tune.from_model.run import DEFAULT_BUDGET_S, tune_passes
+    from autotune.tune.model import DEFAULT_BUDGET_S, tune_passes
+    from autotune.tune.model_passes import open_named
 
     opened = open_named(run.model, run.structure, device, run.dtype, run.training)
     if opened.replaced:
@@ -99,7 +99,7 @@ def tune_from_misses(
     device: str, seconds: float | None, results: Path, search: Mapping[str, Any]
 ) -> tuple[ModelTuning, bool]:
     """As :func:`tune_from_model`."""
-    from autotune.tune.from_model.run import DEFAULT_BUDGET_S, tune_misses
+    from autotune.tune.model import DEFAULT_BUDGET_S, tune_misses
 
     with Interrupts() as interrupts:
         found = tune_misses(device, seconds or DEFAULT_BUDGET_S, search, results, on_found=_say_what_is_left)
@@ -110,7 +110,7 @@ def tune_from_misses(
 def show_misses(device: str) -> None:
     """Print what running models missed on a device."""
     from autotune.database.misses import misses_path
-    from autotune.tune.from_model.run import ModelTuning, missed
+    from autotune.tune.model import ModelTuning, missed
     from kernelgen.device import device_facts
 
     facts = device_facts(device)

@@ -1,5 +1,6 @@
-"""Compare samplers on recorded spaces, without a device: how soon does each find the best schedule?
+"""What can be said from records without a device: of samplers, of untuned schedules, of GPUs that are not here.
 
-In: a config. Out: a completely measured space, and the trials that each sampler needs on it. Read ``record`` (measures
-a space), ``recorded`` (reads one back) and ``run``.
+In: a config, packed trials, databases. Out: how soon each sampler finds the best schedule (``samplers``); the model of
+time (``fit``) and its cross-validation (``untuned``, ``measured``); whether what is shipped compiles for other GPUs
+(``portability``). Read these in this order.
 """

@@ -1,28 +1,45 @@
 """The search space as data: the values that each knob may take for one kernel on one device.
 
 A :class:`Space` is an ordered mapping of knobs to sensible choices. Knobs without effect take their default value
-(:meth:`Space.canonical`), so two descriptions of one kernel become the same schedule. :mod:`autotune.search.spaces`
-makes a space for each kind of kernel.
+(:meth:`Space.canonical`), so two descriptions of one kernel become the same schedule. :func:`space_of` makes the space
+of a workload; a new kind adds its line to ``SPACES``.
 """
 
 from __future__ import annotations
 
 import dataclasses
+import itertools
 import math
 import random
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
+from autotune.database.knobs import pair_knobs, product_knobs, threads_of
 from autotune.database.lookup import find_schedule
 from autotune.database.nearest import canonical_product, nearest_values
 from autotune.errors import ConfigError, unknown_name
 from autotune.workload.kinds.base import KernelKind
+from autotune.workload.kinds.edge_vectors import VectorsKind
+from autotune.workload.kinds.radial_convolution import RadialKind
 from autotune.workload.kinds.registry import kernel_kind
+from autotune.workload.kinds.spherical_harmonics import HarmonicsKind
+from autotune.workload.kinds.symmetric_contraction import ContractionKind
+from autotune.workload.kinds.tensor_product import ProductKind
+from autotune.workload.workload import Workload
+from kernelgen.arithmetic.directions import Direction
+from kernelgen.device import DeviceFacts
 from kernelgen.errors import ScheduleError
-from kernelgen.kernels.knobs import Knobs
-from kernelgen.kernels.product.schedule import Schedule
+from kernelgen.kernels.contraction.plan import contraction_plan
+from kernelgen.kernels.contraction.schedule import ContractionCudaSchedule
+from kernelgen.kernels.harmonics.schedule import HarmonicsCudaSchedule
+from kernelgen.kernels.knobs import Knobs, power_of_two_at_most
+from kernelgen.kernels.product.plan import MAX_REGISTERS, estimate_registers
+from kernelgen.kernels.product.schedule import CudaSchedule, Schedule
+from kernelgen.kernels.radial.schedule import WITH_WGMMA, RadialSchedule
+from kernelgen.kernels.spec import BYTES
+from kernelgen.problem.product import TensorProductProblem
 
 if TYPE_CHECKING:
     import optuna
@@ -131,3 +148,279 @@ class PlainSpace(Space):
 
     def canonical(self, schedule: Knobs) -> Knobs:
         return schedule
+
+
+# The whole search space of one kernel of a tensor product on one device.
+
+
+def search_space(
+    problem: TensorProductProblem,
+    operation: str,
+    direction: str | Direction,
+    dtype: str,
+    facts: DeviceFacts,
+    layout: str = "mul_ir",
+    deterministic: bool = False,
+    num_edges: int | None = None,
+    skewed: bool = False,
+) -> Space:
+    """The space of one kernel. The choices always include the default schedule's values.
+
+    num_edges: as for ``default_schedule``. skewed: as for ``product_knobs``.
+    """
+    kind = kernel_kind(operation)
+    spec = kind.spec(problem, operation, direction, dtype, layout, facts, deterministic)
+    spec = dataclasses.replace(spec, schedule=kind.default(spec, num_edges))
+    if not problem.is_channelwise:
+        space = Space(spec, MappingProxyType(pair_knobs(spec)))
+        return dataclasses.replace(space, probes=unfused(space))
+    space = Space(spec, MappingProxyType(product_knobs(spec, num_edges, skewed)))
+    space = dataclasses.replace(space, spec=dataclasses.replace(spec, schedule=space.canonical(spec.schedule)))
+    return dataclasses.replace(space, probes=probes_of(space))
+
+
+def _of_product(workload: Workload, direction: str, facts: DeviceFacts) -> Space:
+    kernel = (workload.product, workload.operation, direction, workload.dtype)
+    skewed = workload.graph_class().waits_for_longest(facts)
+    return search_space(*kernel, facts, workload.layout, workload.deterministic, workload.num_edges, skewed)
+
+
+# The whole search space of one kernel of spherical harmonics on one device.
+
+
+@dataclass(frozen=True)
+class HarmonicsSpace(Space):
+    """The space of a kernel of spherical harmonics."""
+
+    def canonical(self, schedule: Knobs) -> Knobs:
+        if isinstance(schedule, HarmonicsCudaSchedule) and schedule.staging != "ahead":
+            return dataclasses.replace(schedule, stages=HarmonicsCudaSchedule().stages)
+        return schedule
+
+
+def harmonics_space(spec: Any) -> Space:
+    """All choices of all knobs; threads as for every host kernel. On a GPU each way of staging is a probe."""
+    default = kernel_kind(spec.operation).default(spec, None)
+    knobs = {**default.choices} | ({"threads": threads_of(spec.facts)} if "threads" in default.choices else {})
+    space = HarmonicsSpace(dataclasses.replace(spec, schedule=default), MappingProxyType(knobs))
+    staged = (space.schedule({"staging": staging}) for staging in knobs.get("staging", ()))
+    return dataclasses.replace(space, probes=tuple(s for s in staged if s != default and not space.broken_limit(s)))
+
+
+def _of_harmonics(workload: Workload, direction: str, facts: DeviceFacts) -> Space:
+    return harmonics_space(workload.spec(direction, facts))
+
+
+# The places where harmonics of edge vectors may be formed: inside a product or apart.
+
+
+def _of_vectors(workload: Workload, direction: str, facts: DeviceFacts) -> Space:
+    spec = workload.spec(direction, facts)
+    return PlainSpace(spec, MappingProxyType({**spec.schedule.choices}))
+
+
+# The search space of one kernel of a symmetric contraction on one device.
+
+WARP = 32
+
+
+@dataclass(frozen=True)
+class ContractionSpace(Space):
+    """The space of a kernel of a symmetric contraction."""
+
+    def canonical(self, schedule: Knobs) -> Knobs:
+        if isinstance(schedule, ContractionCudaSchedule) and schedule.block_size == WARP:
+            return dataclasses.replace(schedule, pace="free")  # a block of one warp waits for nothing
+        return schedule
+
+
+def contraction_space(spec: Any, num_nodes: int) -> Space:
+    """The choices that make a kernel of their own. num_nodes: no task takes twice as many nodes as there are."""
+    default, facts = spec.schedule, spec.facts
+    plan = contraction_plan(spec)
+    knobs: dict[str, tuple] = {**default.choices}
+    knobs["nodes_per_task"] = tuple(n for n in knobs["nodes_per_task"] if n < 2 * num_nodes)
+    walks = (dataclasses.replace(default, gradients=gradients) for gradients in knobs["gradients"])
+    if len({contraction_plan(dataclasses.replace(spec, schedule=schedule)).parts for schedule in walks}) == 1:
+        del knobs["gradients"]
+    knobs.pop("adds", None)  # rows are for sums in a fixed order alone: they take memory, and save no time
+    if plan.sums_weights:
+        del knobs["order"]
+    elif facts.backend == "cuda":
+        del knobs["sums"], knobs["zeros"]
+    if facts.backend == "cpu":
+        lanes, widest = facts.vector_bytes // BYTES[spec.dtype], power_of_two_at_most(spec.problem.channels)
+        # Narrower vectors leave lanes idle; there are none of two channels.
+        least, most = min(lanes // 2, widest), min(4 * lanes, widest)
+        knobs["channel_block"] = tuple(n for n in knobs["channel_block"] if least <= n <= most and n != 2)
+        knobs["threads"] = threads_of(facts)
+    for knob, choices in knobs.items():
+        value = getattr(default, knob)
+        knobs[knob] = choices if value in choices else (*choices, value)
+    space = ContractionSpace(spec, MappingProxyType(knobs))
+    return dataclasses.replace(space, probes=_probes(space))
+
+
+def _probes(space: Space) -> tuple[Knobs, ...]:
+    """On a GPU: the default with each other form of the statements, and in smaller blocks."""
+    if space.spec.facts.backend != "cuda":
+        return ()
+    changes: list[dict[str, Any]] = [
+        {knob: value} for knob in ("gradients", "sums", "pace", "order", "zeros") for value in space.knobs.get(knob, ())
+    ]
+    found = (space.schedule(change) for change in (*changes, {"block_size": 64}, {"block_size": 64, "pace": "parts"}))
+    return tuple(
+        dict.fromkeys(
+            schedule for schedule in found if schedule != space.default and space.broken_limit(schedule) is None
+        )
+    )
+
+
+def _of_contraction(workload: Workload, direction: str, facts: DeviceFacts) -> Space:
+    return contraction_space(workload.spec(direction, facts), workload.num_edges)
+
+
+# The search space of one kernel of a radial convolution on one device.
+
+# Knobs of gradients alone: a value's kernel keeps sums of a receiver in registers.
+OF_GRADIENTS = ("order", "slices", "coupled")
+# Knobs of devices with products of four warps.
+OF_WARPGROUPS = ("products", "paths_at_once")
+
+
+class RadialSpace(PlainSpace):
+    """A space in which one knob has no effect without another."""
+
+    def canonical(self, schedule: Knobs) -> Knobs:
+        if isinstance(schedule, RadialSchedule) and schedule.products == "mma":
+            return dataclasses.replace(schedule, paths_at_once=RadialSchedule.paths_at_once)
+        return schedule
+
+
+def _of_radial(workload: Workload, direction: str, facts: DeviceFacts) -> Space:
+    spec = workload.spec(direction, facts)
+    spec = dataclasses.replace(spec, schedule=workload.kind.default(spec, None))
+    knobs = dict(spec.schedule.choices)
+    knobs["path_groups"] = knobs["path_groups"][: len(spec.problem.product.paths)]
+    without: tuple[str, ...] = OF_GRADIENTS if direction == "forward" else ()
+    if facts.arch not in WITH_WGMMA:
+        without += OF_WARPGROUPS
+    return RadialSpace(spec, MappingProxyType({name: knobs[name] for name in knobs if name not in without}))
+
+
+# By operation. A new kind of kernel adds its line.
+SPACES: Mapping[str, Callable[[Workload, str, DeviceFacts], Space]] = {
+    **dict.fromkeys(ProductKind.operations, _of_product),
+    **dict.fromkeys(HarmonicsKind.operations, _of_harmonics),
+    **dict.fromkeys(VectorsKind.operations, _of_vectors),
+    **dict.fromkeys(ContractionKind.operations, _of_contraction),
+    **dict.fromkeys(RadialKind.operations, _of_radial),
+}
+
+
+def space_of(workload: Workload, direction: str, facts: DeviceFacts) -> Space:
+    """The whole search space of one direction of a workload."""
+    return SPACES[workload.operation](workload, direction, facts)
+
+
+# Probes of a space: schedules that are measured once each, beside the sampler's proposals.
+#
+# ``fuse`` is not a knob of the search. In 15 studies (H200, and a CPU of two cores) unfused schedules were a seventh of
+# all trials and half of the first fifty, and the fastest of them took 4 to 29 times as long as the fastest fused one:
+# torch's gather and scatter around the kernel dominate, whatever the other knobs. So there is one unfused probe, the
+# default schedule without fusion, which tests this on every problem and graph. Kernels of pairs add to node rows in
+# memory anyway: there unfused takes 1.0 to 1.5 times as long, and the probe may win.
+
+# Most estimated registers per thread of a probed tiling: two blocks of 128 threads fit.
+TILING_REGISTERS = 200
+# Edges per warp and channels per lane.
+_TILINGS = ((1, 1), (1, 2), (1, 4), (2, 2), (4, 4))
+
+
+def probes_of(space: Space) -> tuple[Knobs, ...]:
+    """Probes for a kernel of a channelwise product."""
+    kinds = (_tilings, _owners, _forms, unfused)
+    return tuple(schedule for kind in kinds for schedule in kind(space))
+
+
+def _legal(space: Space, values: Mapping[str, Any]) -> CudaSchedule | None:
+    """The default schedule with these values, if all are choices of the space and legal together."""
+    if not all(value in space.knobs.get(knob, (getattr(space.default, knob),)) for knob, value in values.items()):
+        return None
+    schedule = space.schedule(values)
+    assert isinstance(schedule, CudaSchedule)
+    return schedule if space.broken_limit(schedule) is None else None
+
+
+def _tilings(space: Space) -> tuple[Knobs, ...]:
+    """The default with small teams of several channels per lane, in as few path groups as registers allow.
+
+    They read fewer edge values and issue fewer instructions per edge, but leave fewer teams, so several share a node.
+    Three knobs and the path groups only help together, which a search of single knobs does not find.
+    """
+    if space.spec.facts.backend != "cuda" or space.spec.operation != "conv":
+        return ()
+    found = []
+    for tile, teams in ((2, 1), (2, 2), (4, 2), (4, 4)):
+        for groups in space.knobs["path_groups"]:
+            values = {"edges_per_warp": tile, "channels_per_thread": tile, "teams_per_node": teams}
+            schedule = _legal(space, {**values, "path_groups": groups, "prefetch": "none", "stage_edges": 8})
+            if schedule and estimate_registers(space.plan(schedule)) <= TILING_REGISTERS:
+                found.append(schedule)
+                break
+    return tuple(found)
+
+
+def _owners(space: Space) -> tuple[Knobs, ...]:
+    """The default without sums in memory, and so without initial zeros; one for each number of teams per edge.
+
+    On a small graph that saves one of two launches. For a plain product each team takes one edge, so that memory is
+    read in order: fastest on an H200 if a team has all channels, backward of mace-mp-first and mace-mp-medium. There
+    the compiler uses fewer registers than estimated, because rows are loaded when used.
+    """
+    if "owners" not in space.knobs.get("accumulate", ()):
+        return ()
+    plain = {"edges_per_chunk": 1, "stage_edges": 4, "prefetch": "none", "ahead": "none", "block_size": 64}
+    base = plain if space.spec.operation == "plain" else {"block_size": 128}
+    found: dict[int, Knobs] = {}
+    widest = max((path.mul for path in space.spec.problem.paths), default=1)
+    for groups, (tile, channels) in itertools.product(space.knobs["path_groups"], _TILINGS):
+        values = {"edges_per_warp": tile, "channels_per_thread": channels, "path_groups": groups, "warps_per_edge": 1}
+        schedule = _legal(space, {**base, **values, "accumulate": "owners"})
+        if schedule is None or 32 // tile * channels > widest:
+            continue
+        units = schedule.warps_per_edge
+        if units in found or units not in space.knobs["warps_per_edge"]:
+            continue
+        plan = space.plan(schedule)
+        fits = base is plain or estimate_registers(plan) <= MAX_REGISTERS
+        if fits and "out_y" not in plan.zeroed:
+            found[units] = schedule
+    if base is plain and 1 in found:
+        # Like the fastest schedule with sums in memory, but without them: two edges per team and no shared memory.
+        two = {"edges_per_chunk": 2, "edge_operand": "inline", "block_size": 128, "min_blocks": 3}
+        faster = _legal(space, {knob: getattr(found[1], knob) for knob in space.knobs} | two)
+        return (*found.values(), *([faster] if faster else []))
+    return tuple(found.values())
+
+
+def _forms(space: Space) -> tuple[Knobs, ...]:
+    """The default in forms that the sampler would try late.
+
+    The kernel writes its own initial zeros, with the default's sums and with every gradient summed in memory. Or it
+    copies weights to shared memory early, and so does not prefetch them into L2.
+    """
+    if not isinstance(space.default, CudaSchedule):
+        return ()
+    inside: tuple[dict[str, Any], ...] = ({"zeros": "inside"}, {"zeros": "inside", "accumulate": "atomics"})
+    rings = ({"prefetch": ring, "ahead": "none"} for ring in ("ring2", "ring4"))
+    found = (_legal(space, change) for change in (*inside, *rings))
+    return tuple(dict.fromkeys(schedule for schedule in found if schedule))
+
+
+def unfused(space: Space) -> tuple[Knobs, ...]:
+    """The default without fusion; none for a deterministic kernel, because torch's sums have no fixed order."""
+    if space.spec.operation == "plain" or space.spec.deterministic:
+        return ()
+    schedule = space.schedule({"fuse": False})
+    return (schedule,) if space.broken_limit(schedule) is None else ()

@@ -4,13 +4,14 @@ A study writes trial records (JSON lines), and copies them to an Optuna storage 
 trial is finished when its line is on the disk. The sampler learns in memory, from the records, because a database on a
 disk takes longer per trial (15 commits, 270 ms measured) than the device. Optuna only samples; the loop is ours.
 
-Several tuners may work on one study. Each claims a schedule through :class:`autotune.search.sharing.claims.Claims`
+Several tuners may work on one study. Each claims a schedule through :class:`autotune.search.shared.Claims`
 before it measures it, and reads the others' finished records there.
 """
 
 from __future__ import annotations
 
 import dataclasses
+import math
 import random
 import warnings
 from collections import deque
@@ -24,10 +25,8 @@ from autotune.database import trials as trial_records
 from autotune.database.trials import FAULTS, note_fault, quarantined
 from autotune.errors import StudyError
 from autotune.measure.trial import Outcome
-from autotune.search.ranking import Findings
 from autotune.search.samplers import KEY, RUNS, add_missing, known_trial, make_sampler, open_optuna, optuna_name
-from autotune.search.sharing.claims import COMPARISON, COPY, Sharing
-from autotune.search.sharing.optuna_storage import open_claims
+from autotune.search.shared import COMPARISON, COPY, Sharing, open_claims
 from autotune.search.space import Space
 from autotune.search.starting_points import untried_forms
 from autotune.workload.workload import Workload
@@ -37,6 +36,57 @@ from kernelgen.version import GENERATOR_VERSION
 
 if TYPE_CHECKING:
     import optuna
+
+# The findings of a search: finished trials, their ranking, and the number of trials without a gain.
+
+# A trial is a gain if it is faster than all before by this fraction, which exceeds the noise of two measurements.
+GAIN = 0.01
+
+
+class Findings:
+    """``finished``: records by the key of their schedule, in order of arrival."""
+
+    def __init__(self, space: Space) -> None:
+        self.space = space
+        self.finished: dict[str, dict[str, Any]] = {}
+
+    def schedule_of(self, line: dict[str, Any]) -> Knobs:
+        """The schedule of a record."""
+        return self.space.kind.read(line["schedule"])
+
+    @property
+    def ranking(self) -> list[dict[str, Any]]:
+        """Records of schedules that passed and were fully measured, fastest first."""
+        passed = [line for line in self.finished.values() if line["state"] == "ok" and not line.get("cut")]
+        return sorted(passed, key=lambda line: line["time_us"])
+
+    @property
+    def best(self) -> dict[str, Any] | None:
+        return next(iter(self.ranking), None)
+
+    @property
+    def best_us(self) -> float | None:
+        return self.best["time_us"] if self.best else None
+
+    @property
+    def stale(self) -> int:
+        """Number of measured trials since the last gain (:data:`GAIN`)."""
+        count, best_us = 0, math.inf
+        for line in self.finished.values():
+            gained = line["state"] == "ok" and not line.get("cut") and line["time_us"] < best_us * (1 - GAIN)
+            count = 0 if gained else count + (line["state"] != "pruned")
+            best_us = line["time_us"] if gained else best_us
+        return count
+
+    @property
+    def default_us(self) -> float | None:
+        line = self.finished.get(self.space.default.key)
+        return line["time_us"] if line else None
+
+    @property
+    def failures(self) -> int:
+        return sum(line["state"] not in ("ok", "pruned") for line in self.finished.values())
+
 
 # Illegal or known answers of a sampler, in a row, before a random untried schedule is taken instead. A Gaussian process
 # is slow, and then repeats its answer.
@@ -67,7 +117,7 @@ class Study(Findings):
 
     ``name`` names the trial file ``path``. Trials of other generator versions are in the same file, and only serve as
     starting points. A study that is not shared locks other tuners out until :meth:`close`. Others may take part if it
-    is shared in the ``folder`` or through the ``storage`` (see :mod:`autotune.search.sharing.claims`); otherwise the
+    is shared in the ``folder`` or through the ``storage`` (see :mod:`autotune.search.shared`); otherwise the
     storage is only a copy. Without a path nothing is stored (a simulated search), without a storage there is no copy.
     ``quarantine``: the device's list of failed schedules.
     """

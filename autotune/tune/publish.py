@@ -7,21 +7,37 @@ stored if it beats the default beyond the noise; otherwise the default is stored
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+import dataclasses
+import itertools
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import ExitStack
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from autotune.compare.comparison import ComparisonResult, Result, run_comparison
 from autotune.compare.comparison_worker import ComparisonSetting
 from autotune.database.entry import Entry
-from autotune.database.maintenance import environment_hash, hash_of_text, now_text, software_versions, source_text
+from autotune.database.maintenance import (
+    environment_hash,
+    hash_of_entry,
+    hash_of_text,
+    now_text,
+    software_versions,
+    source_text,
+)
 from autotune.database.store import Database
+from autotune.errors import ConfigError, WorkerError
 from autotune.measure.timing import LEVEL, ratio_interval
+from autotune.measure.trial import Outcome, TrialJob, TrialSetting, run_trial
 from autotune.measure.worker import Worker
 from autotune.search.study import Study
-from autotune.workload.graphs import build_graph
+from autotune.workload.config import find_problem, load_graphs
+from autotune.workload.graphs import GraphSpec, build_graph
+from autotune.workload.kinds.registry import kernel_kind
 from autotune.workload.workload import Workload, moved_bytes
 from kernelgen.device import DeviceFacts, device_facts
+from kernelgen.errors import EquituneError
 from kernelgen.kernels.knobs import Knobs
 from kernelgen.version import GENERATOR_VERSION
 
@@ -158,3 +174,157 @@ def trials_record(study: Study, results_dir: Path, seed: int) -> dict[str, Any]:
 def _times(result: Result) -> dict[str, float]:
     summary = result.summary()
     return {name: summary[name] for name in ("time_us", "q1_us", "q3_us")}
+
+
+# Check entries again on this machine (``equitune db verify``), and note the verdicts in the entries.
+#
+# A missing certificate is filled in: one is measured with each check.
+#
+# Lookup no longer loads an entry whose kernel fails to compile, fails to run or gives wrong values. An entry whose time
+# has drifted is still loaded, and the report shows both times.
+
+# A time has drifted if it differs by more than this factor either way.
+DRIFT = 1.15
+LIMIT_S = 120.0
+
+
+@dataclass(frozen=True)
+class Verdict:
+    """``state``: ``ok``, ``drifted``, ``skipped`` (graph unknown here), or the state of a failed trial.
+
+    ratio: time now over the entry's; None if nothing was timed. certificate: a new one, if the entry had none or a
+    wrong one.
+    """
+
+    entry: Entry
+    state: str
+    reason: str = ""
+    time_us: float | None = None
+    ratio: float | None = None
+    certificate: Mapping[str, Any] | None = None
+
+    @property
+    def noted(self) -> Entry:
+        """The entry with this verdict noted, or unchanged if it was skipped."""
+        if self.state == "skipped":
+            return self.entry
+        found = {"date": now_text(), "state": self.state, "reason": self.reason, "time_us": self.time_us}
+        certificate = self.entry.certificate if self.certificate is None else self.certificate
+        checked = {name: value for name, value in found.items() if value}
+        return dataclasses.replace(self.entry, checked=checked, certificate=certificate)
+
+
+def workload_of(
+    entry: Entry, directions: tuple[str, ...], graphs: Mapping[str, GraphSpec], by_size: bool = False
+) -> Workload:
+    """The workload of an entry; ConfigError if its graph is unknown or has changed.
+
+    by_size: an unknown graph, such as that of a user's model, is replaced by a random one of its size.
+    """
+    name = entry.graph["name"]
+    if name not in graphs and not by_size:
+        raise ConfigError(f"graph {name!r} is not known here; expected it in configs/graphs.toml")
+    problem = find_problem(entry.problem)
+    graph = graphs[name] if name in graphs else _of_size(entry)
+    workload = Workload(
+        *(entry.label, problem, entry.operation, graph, entry.dtype, entry.layout, directions), entry.deterministic
+    )
+    built = build_graph(graph)
+    if name in graphs and (built.num_edges, built.num_nodes) != (entry.graph["edges"], entry.graph["nodes"]):
+        raise ConfigError(f"graph {name!r} has {built.num_edges} edges here and had {entry.graph['edges']}")
+    return workload
+
+
+def _of_size(entry: Entry) -> GraphSpec:
+    """A graph with the name and the size of an entry's."""
+    name, edges, nodes = (entry.graph[key] for key in ("name", "edges", "nodes"))
+    return GraphSpec(name, kernel_kind(entry.operation).graph_of_size(edges, nodes))
+
+
+def workloads_of(
+    entries: Iterable[Entry], by_size: bool = False
+) -> Iterator[tuple[list[Entry], Workload | EquituneError]]:
+    """Groups of entries that differ in direction only, with their workload or the reason why there is none.
+
+    by_size: as for :func:`workload_of`.
+    """
+    graphs = load_graphs()
+
+    def kind(entry: Entry) -> tuple:
+        return (*entry.identity[:2], *entry.identity[3:], entry.graph["name"])
+
+    for _, group in itertools.groupby(sorted(entries, key=kind), key=kind):
+        same = list(group)
+        try:
+            yield same, workload_of(same[0], tuple(entry.direction for entry in same), graphs, by_size)
+        except EquituneError as error:
+            yield same, error
+
+
+def is_certified(entry: Entry) -> bool:
+    """Whether the entry has a whole certificate within its tolerance."""
+    return "equivariance" in entry.certificate and not entry.wrong_record
+
+
+def recheck(
+    entries: Iterable[Entry],
+    device: str,
+    on_verdict: Callable[[Verdict], None] = lambda verdict: None,
+    times: bool = True,
+) -> list[Verdict]:
+    """Check, certify and time each entry's schedule in a disposable process; a verdict for each, failures included.
+
+    times: False takes no times, which is most of the work.
+    """
+    verdicts: list[Verdict] = []
+    environment = environment_hash(device_facts(device))
+
+    def tell(verdict: Verdict) -> None:
+        on_verdict(verdict)
+        verdicts.append(verdict)
+
+    with ExitStack() as stack:
+        worker: Worker | None = None
+        for same, workload in workloads_of(entries):
+            if isinstance(workload, EquituneError):
+                for entry in same:
+                    tell(Verdict(entry, "skipped", str(workload)))
+                continue
+            setting = TrialSetting(workload, device)
+            if worker is None:
+                worker = stack.enter_context(Worker(setting))
+            else:
+                worker.reopen(setting)
+            for entry in same:
+                tell(_verdict(entry, worker, device, environment, times))
+    return verdicts
+
+
+def _verdict(entry: Entry, worker: Worker, device: str, environment: str, times: bool) -> Verdict:
+    job = TrialJob(entry.direction, entry.tuned_schedule, max_seconds=1.0 if times else None, certifies=True)
+    try:
+        outcome: Outcome = run_trial(worker, job, LIMIT_S)
+        if outcome.ok and entry.source and hash_of_entry(entry, device_facts(device)) != entry.source:
+            return Verdict(entry, "skipped", "its kernel's source is another now: equitune db retune")
+    except (WorkerError, EquituneError) as error:
+        return Verdict(entry, "skipped", str(error))
+    if not outcome.ok:
+        return Verdict(entry, outcome.state, outcome.reason)
+    if not is_certified(entry):
+        certificate = {**outcome.certificate, "environment": environment}
+        verdict = _timed(dataclasses.replace(entry, certificate=certificate), outcome)
+        return dataclasses.replace(verdict, entry=entry, certificate=certificate)
+    return _timed(entry, outcome)
+
+
+def _timed(entry: Entry, outcome: Outcome) -> Verdict:
+    """The verdict on an entry whose values are right."""
+    if entry.wrong_record:
+        return Verdict(entry, "wrong", f"recorded: {entry.wrong_record}", outcome.time_us)
+    if outcome.time_us is None:
+        return Verdict(entry, "ok")
+    ratio = outcome.time_us / entry.time_us
+    if not 1 / DRIFT <= ratio <= DRIFT:
+        reason = f"takes {ratio:.2f} times as long as recorded"
+        return Verdict(entry, "drifted", reason, outcome.time_us, ratio)
+    return Verdict(entry, "ok", "", outcome.time_us, ratio)

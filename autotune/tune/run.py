@@ -1,44 +1,62 @@
 """The main loop of ``equitune tune``: search every workload of a config and publish database entries.
 
 Each workload is searched direction by direction in one worker process. The best schedules of all its directions are
-then compared in another and published (see ``worker_pairs``). Finished work is always on the disk: trials as lines,
+then compared in another and published (see :class:`WorkerPairs`). Finished work is always on the disk: trials as lines,
 entries by atomic replacement. Ctrl-C publishes what was found, and a second run continues.
 
-Tuners that share studies work on the same workloads at once (``multi_device`` sets the order). The last tuner at work
-on a workload publishes it: it sees all trials, one comparison suffices, and nobody waits. At the end a tuner looks
+Tuners that share studies work on the same workloads at once (:func:`begun_elsewhere` sets the order). The last tuner at
+work on a workload publishes it: it sees all trials, one comparison suffices, and nobody waits. At the end a tuner looks
 again at workloads that it left to others, in case those were killed.
 """
 
 from __future__ import annotations
 
+import dataclasses
+import itertools
 import time
 from collections import deque
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
-from dataclasses import replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
+from autotune.compare.precompile import IdleProcess
+from autotune.database import trials as trial_records
 from autotune.database.entry import Entry
+from autotune.database.lookup import find_schedule
 from autotune.database.maintenance import driver_version
 from autotune.database.store import Database, database_path, device_record
-from autotune.search.study import Study
-from autotune.search.trial_steps import CompilersAhead
+from autotune.database.trials import quarantine_path
+from autotune.measure.trial import TrialSetting
+from autotune.measure.worker import Worker, names_of, on_each
+from autotune.search.loop import SAMPLING_S, CompilersAhead, Measurer, compile_ahead, search
+from autotune.search.samplers import choose_sampler, proposals_ahead
+from autotune.search.space import Space, space_of
+from autotune.search.starting_points import (
+    KIN,
+    KIN_STARTS,
+    known_entries,
+    other_path_groups,
+    starting_points,
+    storing_rows,
+)
+from autotune.search.study import Study, study_name
 from autotune.text import time_text
-from autotune.tune.budget import TimeBudget
-from autotune.tune.progress import Progress
 from autotune.tune.publish import publish
-from autotune.tune.settings import Settings, resolve
-from autotune.tune.studies import first_schedules, open_study, search_direction
-from autotune.tune.worker_pairs import WorkerPairs
+from autotune.tune.settings import Progress, Settings, resolve
 from autotune.workload.config import TuneConfig
 from autotune.workload.kinds.base import Problem
 from autotune.workload.workload import Workload
+from kernelgen.errors import TuningMissError
+from kernelgen.kernels.knobs import Knobs
 from kernelgen.version import GENERATOR_VERSION
 
 if TYPE_CHECKING:
     import optuna
     from rich.console import Console
+    from typing_extensions import Unpack
 
 
 def tune(
@@ -258,3 +276,225 @@ def _still_valid(workload: Workload, studies: Mapping[str, Study], database: Dat
         and entry.trials.get("count") == len(study.finished)
         and entry.default["schedule"] == study.space.default.to_dict()
     ]
+
+
+# The studies of a workload's directions: opened with what earlier runs and other directions found, and searched.
+
+
+def first_schedules(workload: Workload, direction: str, settings: Settings) -> tuple[Space, list[Knobs]]:
+    """The first schedules of a search that are known before this run's other directions have been searched."""
+    space = space_of(workload, direction, settings.facts)
+    return space, list(dict.fromkeys((space.default, *known_starts(space, workload, settings))))
+
+
+def known_starts(space: Space, workload: Workload, settings: Settings) -> list[Knobs]:
+    """What modules run until this search has found something, then winners of similar kernels.
+
+    The first, since a search must not end with a schedule that is slower than having none. Where runs of edges may
+    store rows, the first in those forms comes next, and of fused radial kernels those of other counts of path groups.
+    """
+    spec, graph_class = space.spec, workload.graph_class()
+    kernel = (workload.problem, spec.operation, spec.direction.name, workload.dtype, workload.layout, settings.facts)
+    starts = starting_points(space, graph_class, known_entries(settings.facts, settings.results_dir))
+    try:
+        found = find_schedule(*kernel, graph_class, strict=False, deterministic=workload.deterministic)
+    except TuningMissError:  # the default is in quarantine
+        return starts
+    running = space.nearest(found.schedule)
+    first = [running, *storing_rows(space, found.schedule), *other_path_groups(space, running)]
+    return [*(schedule for schedule in first if space.broken_limit(schedule) is None), *starts]
+
+
+def open_study(
+    workload: Workload,
+    direction: str,
+    settings: Settings,
+    deadline: float | None,
+    siblings: Mapping[str, Study] = MappingProxyType({}),
+) -> Study:
+    """The study of one direction, started from earlier runs, the databases and this run's other directions."""
+    space = space_of(workload, direction, settings.facts)
+    sampler = settings.sampler
+    if sampler == "auto":
+        seconds = None if deadline is None else deadline - time.monotonic()
+        sampler = choose_sampler(space, settings.trials, seconds)
+    name = study_name(workload, direction)
+    kin = siblings.get(KIN.get(direction, ""))
+    starts = [kin.schedule_of(line) for line in kin.ranking[:KIN_STARTS]] if kin else []
+    starts += known_starts(space, workload, settings)
+    path = trial_records.study_path(settings.results_dir, settings.facts.slug, name)
+    faults = quarantine_path(settings.results_dir, settings.facts.slug)
+    options: dict[str, Any] = {"sampler": sampler, "seed": settings.seed, "sharing": settings.sharing}
+    return Study(space, name, path, settings.storage, starts=starts, quarantine=faults, **options)
+
+
+def search_direction(
+    study: Study,
+    worker: Worker,
+    workload: Workload,
+    direction: str,
+    settings: Settings,
+    deadline: float | None,
+    progress: Progress,
+    fewest: int,
+) -> str:
+    """Search one direction; returns why it ended. ``deadline``, ``fewest``: as for ``search``."""
+    measure = Measurer(worker, direction, SAMPLING_S[settings.facts.backend])
+    progress.start(f"{workload.label} {direction}", study, settings.trials, deadline)
+    end = search(
+        study,
+        lambda schedule: compile_ahead(study.space, schedule),
+        measure,
+        trials=settings.trials,
+        deadline=deadline,
+        fewest=fewest,
+        patience=settings.patience,
+        overlap=settings.facts.backend == "cuda",
+        workers=proposals_ahead(study.sampler, settings.compilers),
+        on_trial=lambda line: progress.update(),
+    )
+    progress.stop()
+    return end
+
+
+# Worker processes of a tuning run: for each problem, one that searches and one that compares.
+#
+# The workloads of one problem share its :class:`WorkerPair`, which is set up anew for each: imports, e3nn's product and
+# the code that torch compiled for it stay. So winners are measured again in a process that took no part in their
+# search.
+
+
+class WorkerPair:
+    """The two processes of one problem. Each starts when first needed, or at :meth:`launch`."""
+
+    def __init__(self, problem: Problem, device: str) -> None:
+        self.problem, self._idle = problem, IdleProcess(problem, device)
+        self.searching, self.comparing = Worker(self._idle), Worker(self._idle)
+
+    def launch(self) -> None:
+        self.searching.launch()
+        self.comparing.launch()
+
+    def search(self, workload: Workload) -> Worker:
+        """Start setting up the searching process for a workload; returns it at once."""
+        self.searching.reopen(TrialSetting(workload, self._idle.device))
+        self.searching.launch()
+        return self.searching
+
+    def rest(self) -> None:
+        """Release what both hold on the device, and wait until done: neither may disturb the other."""
+        for worker in (self.searching, self.comparing):
+            worker.reopen(self._idle)
+        for worker in (self.searching, self.comparing):
+            worker.settle()
+
+    def close(self) -> None:
+        self.searching.close()
+        self.comparing.close()
+
+
+class WorkerPairs:
+    """The present problem's pair and the next one's, whose imports run in parallel."""
+
+    def __init__(self, device: str) -> None:
+        self.device = device
+        # On a CPU, imports during a measurement would disturb it.
+        self.ahead = device.startswith("cuda")
+        self._pairs: dict[Problem, WorkerPair] = {}
+
+    def __enter__(self) -> WorkerPairs:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        for pair in self._pairs.values():
+            pair.close()
+
+    def of(self, problem: Problem) -> WorkerPair:
+        """The problem's pair; ends those of earlier problems, not those that were launched ahead."""
+        for other in itertools.takewhile(lambda known: known != problem, tuple(self._pairs)):
+            self._pairs.pop(other).close()
+        return self._pair(problem)
+
+    def launch(self, *problems: Problem) -> None:
+        """Start the processes of problems, if that disturbs no measurement."""
+        if self.ahead:
+            for problem in problems:
+                self._pair(problem).launch()
+
+    def _pair(self, problem: Problem) -> WorkerPair:
+        if problem not in self._pairs:
+            self._pairs[problem] = WorkerPair(problem, self.device)
+        return self._pairs[problem]
+
+
+# Divide a run's time budget among its workloads, and a workload's share between searches and comparison.
+
+# Most of a workload's time that its comparison takes: peers for which there is none are left out.
+COMPARISON_SHARE = 1 / 3
+
+
+@dataclass
+class TimeBudget:
+    """Durations of the last workload: its comparison, the set-up of its worker, a trial of its slowest direction."""
+
+    budget_s: float | None
+    workloads: int
+    begin: float = field(default_factory=time.monotonic)
+    comparison_s: float | None = None
+    setup_s: float = 0.0
+    trial_s: float = 0.0
+
+    def is_spent(self, fewest_trials: int, workload: Workload) -> bool:
+        """Whether too little is left for one more workload: to set it up, search it and compare, as the last one."""
+        if self.budget_s is None:
+            return False
+        searches_s = self.trial_s * fewest_trials * len(workload.directions)
+        return self.begin + self.budget_s - time.monotonic() < self.setup_s + searches_s + (self.comparison_s or 0.0)
+
+    def next_ends(self) -> tuple[float | None, float | None]:
+        """When the next workload's searches and its comparison should end; call once per workload."""
+        if self.budget_s is None:
+            return None, None
+        now = time.monotonic()
+        share = max(0.0, self.begin + self.budget_s - now) / self.workloads
+        self.workloads -= 1
+        kept = COMPARISON_SHARE * share
+        kept = kept if self.comparison_s is None else min(self.comparison_s, kept)
+        return now + share - kept, now + share
+
+
+# Several tuners on one host, one process per device, which share every study and the results folder.
+#
+# Their studies and entries in the results folder are the result. A tuner that dies loses only its current trial.
+
+# budget, trials, sampler, storage, seed, results_dir, with_peers, patience
+Options = tuple[float | None, int | None, str | None, str | None, int, Path, bool | None, int | None]
+
+
+def tune_together(config: TuneConfig, devices: Sequence[str], *options: Unpack[Options]) -> None:
+    """Run one tuner per device; ``options``: the arguments of ``tune`` after the device.
+
+    Returns when all have ended. Raises KeyboardInterrupt if the user ended them, StudyError if one failed.
+    """
+    on_each(devices, "tuner", _tune, config, options, names_of(devices))
+
+
+def begun_elsewhere(config: TuneConfig, turn: int, tuners: int) -> TuneConfig:
+    """The config rotated for one of several tuners: each starts at another workload.
+
+    So tuners work on different workloads first, and join each other's at the end. Only for searches with a trial limit:
+    with a time limit, a tuner that joins late would search on and compare again.
+    """
+    start = turn * len(config.workloads) // tuners
+    return dataclasses.replace(config, workloads=config.workloads[start:] + config.workloads[:start])
+
+
+def _tune(device: str, name: str, config: TuneConfig, options: Options, tuners: list[str]) -> None:
+    from rich.console import Console
+
+    budget, trials = options[:2]
+    if budget is None and config.budget_s is None and (trials or config.trials or config.workload_trials):
+        config = begun_elsewhere(config, tuners.index(name), len(tuners))
+    # Progress bars of several processes would overwrite each other; lines do not.
+    console = Console(stderr=True, force_terminal=False)
+    tune(config, device, *options, console, len(tuners), name)

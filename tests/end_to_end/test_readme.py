@@ -22,9 +22,8 @@ from import_graph import ORDERS
 from places import ROOT
 from typer.testing import CliRunner
 
-from autotune.bench.models.largest_rows import is_largest
-from autotune.bench.rows import DEFAULT, OURS
-from autotune.bench.text import fastest_peer, geometric_mean, ratio, row_name
+from autotune.bench.largest import is_largest
+from autotune.bench.rows import DEFAULT, OURS, fastest_peer, geometric_mean, ratio, row_name
 from autotune.cli.commands import app
 from autotune.database import store as database
 from autotune.database.entry import Entry

@@ -28,12 +28,10 @@ from autotune.database.store import Database
 from autotune.errors import PeerError
 from autotune.measure.trial import Outcome
 from autotune.measure.worker import Worker
-from autotune.search.spaces.tensor_product import search_space
+from autotune.search.space import search_space
 from autotune.search.starting_points import starting_points
-from autotune.tune.budget import TimeBudget
-from autotune.tune.run import tune
+from autotune.tune.run import TimeBudget, open_study, tune
 from autotune.tune.settings import PATIENCE, resolve
-from autotune.tune.studies import open_study
 from autotune.workload.config import load_config, load_graphs
 from autotune.workload.workload import Workload
 from kernelgen.device import device_facts

@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from autotune import SymmetricContraction
-from autotune.bench.run import bench
+from autotune.bench.kernels import bench
 from autotune.cli.show import show
 from autotune.compare import precompile
 from autotune.compare.peers import peers_for
@@ -22,9 +22,9 @@ from autotune.measure import reference_contraction as contraction_reference
 from autotune.measure.operations import runs_of
 from autotune.measure.trial import TrialJob, TrialSetting, equivariance_error
 from autotune.report import write_reports
-from autotune.search.spaces.registry import space_of
-from autotune.search.trial_steps import compile_ahead
-from autotune.tune.recheck import workload_of
+from autotune.search.loop import compile_ahead
+from autotune.search.space import space_of
+from autotune.tune.publish import workload_of
 from autotune.tune.run import tune
 from autotune.workload.config import find_problem, load_all, load_config
 from autotune.workload.graphs import GraphSpec, NodesAlone, build_graph

@@ -11,7 +11,7 @@ import torch
 from database_samples import HOST, entry, store
 
 from autotune import accelerate
-from autotune.bench.run import bench
+from autotune.bench.kernels import bench
 from autotune.cli.show import show
 from autotune.database import store as database
 from autotune.database.entry import Entry
@@ -22,11 +22,11 @@ from autotune.measure.operations import HarmonicsRuns, runs_of
 from autotune.measure.trial import TrialJob, TrialSetting
 from autotune.modules import harmonics
 from autotune.modules.harmonics import SphericalHarmonics, spherical_harmonics
-from autotune.replay.record import record
+from autotune.replay.samplers import record
 from autotune.report import summary_table, write_reports
-from autotune.search.spaces.registry import space_of
+from autotune.search.loop import compile_ahead
+from autotune.search.space import space_of
 from autotune.search.study import study_name
-from autotune.search.trial_steps import compile_ahead
 from autotune.tune.run import tune
 from autotune.workload.config import load_all, load_config, load_problems
 from autotune.workload.graphs import EdgesAlone, GraphSpec, build_graph

@@ -18,7 +18,7 @@ from autotune.errors import ConfigError, TuningMissError
 from autotune.measure.operations import runs_of
 from autotune.measure.trial import TrialJob, TrialSetting
 from autotune.modules.harmonics import SphericalHarmonics, SphericalHarmonicsConv
-from autotune.search.spaces.registry import space_of
+from autotune.search.space import space_of
 from autotune.workload.config import load_all, load_config
 from autotune.workload.graphs import GraphSpec, Points
 from autotune.workload.kinds.edge_vectors import VectorsKind, product_schedule

@@ -15,7 +15,7 @@ from fixed_kernels import take_few_edges, watched_launches
 from mace_cases import TOLERANCE, assert_same, batch_of, imidazole, model_of, results
 
 from autotune import accelerate, restore
-from autotune.bench.models.contenders import build
+from autotune.bench.contenders import build
 from autotune.models.packages.registry import package_named
 from autotune.models.whole_model import WholeModel
 from autotune.modules import radial_convolution as convolution

@@ -14,11 +14,7 @@ from mace_cases import imidazole, model_of, numbers_in
 
 from autotune import accelerate
 from autotune.errors import ConfigError
-from autotune.tune.from_model.before_and_after import Loaded
-from autotune.tune.from_model.needs import places_of
-from autotune.tune.from_model.opened import open_named
-from autotune.tune.from_model.passes import ENERGIES, TRAINING
-from autotune.tune.from_model.recorder import Recording, recorded
+from autotune.tune.model_passes import ENERGIES, TRAINING, Loaded, Recording, open_named, places_of, recorded
 
 
 @pytest.fixture

@@ -34,8 +34,8 @@ from autotune.database.maintenance import now_text, software_versions
 from autotune.database.store import Database, database_path
 from autotune.measure.worker import Worker
 from autotune.modules.convolution import TensorProductConv
-from autotune.search.spaces.registry import space_of
-from autotune.tune.worker_pairs import WorkerPairs
+from autotune.search.space import space_of
+from autotune.tune.run import WorkerPairs
 from autotune.workload.config import load_config, problems_from
 from autotune.workload.workload import Workload, make_tensors
 from kernelgen.device import DeviceFacts, device_facts

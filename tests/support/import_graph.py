@@ -20,7 +20,7 @@ ORDERS = {
     ),
     "autotune": (
         *("errors", "extras", "old_paths", "paths", "text"),
-        *("workload", "database", "modules", "captured", "integrations", "measure", "search", "portability", "compare"),
+        *("workload", "database", "modules", "captured", "integrations", "measure", "search", "compare"),
         *("models", "tune", "bench", "replay", "report", "cli"),
     ),
 }

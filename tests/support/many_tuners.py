@@ -19,12 +19,11 @@ from pathlib import Path
 from typing import Any
 
 import autotune.tune.run
-import autotune.tune.worker_pairs
 from autotune.database import trials as trial_records
 from autotune.measure.trial import Outcome
-from autotune.search.sharing import optuna_storage
+from autotune.search import shared as optuna_storage
+from autotune.search.loop import SAMPLING_S, Measurer
 from autotune.search.study import Proposal, Study
-from autotune.search.trial_steps import SAMPLING_S, Measurer
 from autotune.tune.settings import SECONDS_EACH
 
 TUNERS = 8
@@ -97,7 +96,7 @@ def tune(config: str, results: Path, storage: str | None, journal: Path) -> None
     Study.finish, Measurer.__call__ = finishing, measuring  # type: ignore[method-assign]
     # Real but short measurements: their results do not matter here.
     SAMPLING_S["cpu"] = SECONDS_EACH["cpu"] = 0.1
-    autotune.tune.worker_pairs.Worker = WorkerInside  # type: ignore[attr-defined,assignment]
+    autotune.tune.run.Worker = WorkerInside  # type: ignore[attr-defined,assignment]
     autotune.tune.run.tune(config, "cpu", storage=storage, results_dir=results, with_peers=False, tuners=TUNERS)
 
 

@@ -56,7 +56,7 @@ AREAS: dict[str, tuple[str, ...]] = {
     "timing": (
         "autotune/measure/timing.py",
         "autotune/tune/publish.py",
-        "autotune/compare/sampling.py",
+        "autotune/compare/comparison.py",
     ),
     "padding": (
         "autotune/captured/fields.py",
@@ -254,7 +254,7 @@ TESTS: dict[str, tuple[str, ...]] = {
         "tests/autotune/tune/test_publish.py",
     ),
     "autotune/tune/publish.py": ("tests/autotune/tune/test_publish.py",),
-    "autotune/compare/sampling.py": ("tests/autotune/compare/test_sampling.py",),
+    "autotune/compare/comparison.py": ("tests/autotune/compare/test_sampling.py",),
     "autotune/captured": ("tests/autotune/captured",),
     "autotune/captured/packages/sevennet.py": (_CAPTURED, "tests/models/test_sevennet_captured.py"),
     "autotune/captured/packages/nequip.py": (_CAPTURED, "tests/models/test_nequip_captured.py"),

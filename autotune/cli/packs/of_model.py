@@ -9,7 +9,7 @@ import torch
 
 from autotune.cli.packs.certificates import certificates
 from autotune.errors import ConfigError
-from autotune.tune.from_model.opened import open_named
+from autotune.tune.model_passes import open_named
 from kernelgen.packs.write import Written, recording
 
 

@@ -11,19 +11,22 @@ from dataclasses import dataclass
 
 import torch
 
-from autotune.compare.peers import e3nn as e3nn_peer
+from autotune.compare.peers import cuequivariance, e3nn, openequivariance, radial_convolution, symmetric_contraction
+from autotune.compare.peers.harmonics import HARMONICS_ADAPTERS, VECTORS_ADAPTERS
 from autotune.compare.peers.peer import PEER_TOLERANCE, Adapter, CheckedPasses, Peer, Product, Task
 from autotune.measure.operations import AutogradPasses
 from autotune.measure.references import Reference
 from autotune.workload.workload import Tensors, Workload
-from kernelgen.folder import collected
 
-# Of every file in this folder that has some; e3nn comes first in tables, since all others are proven by it.
-ADAPTERS: tuple[Adapter, ...] = tuple(
-    sorted(
-        (adapter for adapters in collected(__name__, "ADAPTERS") for adapter in adapters),
-        key=lambda adapter: adapter not in e3nn_peer.ADAPTERS,
-    )
+# e3nn comes first in tables, since all others are proven by it. A new peer adds its line.
+ADAPTERS: tuple[Adapter, ...] = (
+    *e3nn.ADAPTERS,
+    *cuequivariance.ADAPTERS,
+    *VECTORS_ADAPTERS,
+    *openequivariance.ADAPTERS,
+    *radial_convolution.ADAPTERS,
+    *HARMONICS_ADAPTERS,
+    *symmetric_contraction.ADAPTERS,
 )
 
 __all__ = [

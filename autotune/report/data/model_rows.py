@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
 
-from autotune.bench.models.largest_rows import is_largest
+from autotune.bench.largest import is_largest
 from autotune.database.maintenance import hash_of_text
 from autotune.report.data.suite_rows import mapping, number
 from autotune.text import CAPTURED, DEFAULT, JOINT, STOCK, TUNED, geometric_mean, is_ours

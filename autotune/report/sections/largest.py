@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from autotune.bench.models.largest_rows import atoms_of, largest_other, why_ended
+from autotune.bench.largest import atoms_of, largest_other, why_ended
 from autotune.report.data.model_rows import MIB, ModelRow
 from autotune.report.data.suite_rows import mapping, number
 from autotune.report.html.markup import Cell, Column, Markup, join, table, tag

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 
-from autotune.bench.models.kernel_groups import shares_text
+from autotune.bench.contenders import shares_text
 from autotune.report.data.model_rows import MIB, ModelRow, compared_with
 from autotune.report.html.markup import (
     Cell,

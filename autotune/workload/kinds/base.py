@@ -2,7 +2,7 @@
 
 Each operation (``conv``, ``plain``, ``harmonics``, ``vectors``, ``radial``, ``contraction``) has one
 :class:`KernelKind`. How kernels run is in :mod:`autotune.measure.operations`, how they are searched in
-:mod:`autotune.search.spaces`: a model loads neither.
+:mod:`autotune.search.space`: a model loads neither.
 """
 
 from __future__ import annotations

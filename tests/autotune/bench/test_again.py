@@ -12,8 +12,8 @@ import pytest
 from places import ROOT
 from rich.console import Console
 
-from autotune.bench import run as bench
-from autotune.bench.again import by_age, parse_date, plans_again
+from autotune.bench import kernels as bench
+from autotune.bench.kernels import by_age, parse_date, plans_again
 from autotune.bench.rows import identity_of, store_rows, stored_rows
 from autotune.compare.comparison import ComparisonResult, Result
 from autotune.errors import ConfigError

@@ -11,24 +11,23 @@ from typing import Any
 import pytest
 from rich.console import Console
 
-from autotune.bench import plans as bench_plans
+from autotune.bench import kernels as bench
+from autotune.bench import kernels as bench_plans
 from autotune.bench import rows as bench_rows
-from autotune.bench import run as bench
-from autotune.bench.plans import Plan, plans_of
+from autotune.bench.kernels import Plan, plans_of
 from autotune.compare import peers as baselines
 from autotune.compare import precompile, torch_cache
-from autotune.compare.ahead import compile_ahead
 from autotune.compare.comparison import (
     HOST_ROWS,
     HOST_ROWS_OF_SLOW,
+    OUR_MIN_SAMPLES,
     ComparisonResult,
     _Comparison,
     run_comparison,
 )
 from autotune.compare.comparison_worker import Answer, ComparisonSetting
 from autotune.compare.peers.e3nn import OUT_OF_TIME
-from autotune.compare.precompile import kind_of, known_failures
-from autotune.compare.sampling import OUR_MIN_SAMPLES
+from autotune.compare.precompile import compile_ahead, kind_of, known_failures
 from autotune.errors import ConfigError, WorkerError
 from autotune.measure.operations import runs_of
 from autotune.workload.config import load_config

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 from rich.console import Console
 
-from autotune.bench import run as bench
+from autotune.bench import kernels as bench
 from autotune.bench.rows import stored_rows
 from autotune.errors import ConfigError, StudyError
 from autotune.workload.config import load_config

@@ -13,10 +13,20 @@ from database_samples import HOST
 from places import ROOT
 from rich.console import Console
 
+from autotune.bench import kernels as bench
 from autotune.bench import rows as bench_rows
-from autotune.bench import run as bench
-from autotune.bench.rows import identity_of, less_accurate, store_rows, stored_rows
-from autotune.bench.text import fastest_peer, geometric_mean, markdown_text, ratio, seconds_text, summary_lines
+from autotune.bench.rows import (
+    fastest_peer,
+    geometric_mean,
+    identity_of,
+    less_accurate,
+    markdown_text,
+    ratio,
+    seconds_text,
+    store_rows,
+    stored_rows,
+    summary_lines,
+)
 from autotune.report.data.suite_rows import SuiteRow
 from autotune.workload.config import load_problems
 from kernelgen.problem.product import RadialProblem

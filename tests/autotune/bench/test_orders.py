@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 from places import ROOT
 
-from autotune.bench import orders
-from autotune.bench.orders import add_orders
+from autotune.bench import kernels as orders
+from autotune.bench.kernels import add_orders
 from autotune.bench.rows import store_rows, stored_rows, without_noise
 from autotune.compare.peers import ADAPTERS
 from kernelgen.device import device_facts

@@ -284,7 +284,7 @@ def test_bench_hands_its_options_on(
     command: Command, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, options: tuple[str, ...], given: dict
 ) -> None:
     received: list[tuple] = []
-    monkeypatch.setattr("autotune.bench.run.bench", lambda *those, **named: received.append((those, named)))
+    monkeypatch.setattr("autotune.bench.kernels.bench", lambda *those, **named: received.append((those, named)))
     code, _, err = command("bench", *options, "--device", "cpu", "--results", tmp_path)
     assert code == 0, err
     (((config, device, folder), named),) = received

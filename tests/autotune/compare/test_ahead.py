@@ -18,11 +18,10 @@ import pytest
 import torch
 from places import ROOT
 
-from autotune.bench.turns import in_turn, ready_first, with_processes
+from autotune.bench.kernels import in_turn, ready_first, with_processes
 from autotune.compare import precompile, torch_cache
-from autotune.compare.ahead import CompileAhead
 from autotune.compare.peers.e3nn import OUT_OF_TIME, no_compiler
-from autotune.compare.precompile import Kind, Product, kind_of, name_of
+from autotune.compare.precompile import CompileAhead, Kind, Product, kind_of, name_of
 from autotune.measure import worker as processes
 from autotune.workload.config import find_problem
 from autotune.workload.graphs import GraphSpec, Points

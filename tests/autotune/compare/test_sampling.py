@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from autotune.compare.sampling import (
+from autotune.compare.comparison import (
     MAX_SAMPLES,
     OUR_MIN_SAMPLES,
     PEER_MIN_SAMPLES,

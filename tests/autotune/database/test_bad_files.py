@@ -27,7 +27,7 @@ from autotune.database.store import DatabaseWarning, load_table, read_table
 from autotune.database.trials import quarantine_path
 from autotune.errors import ConfigError
 from autotune.report import write_comparison, write_reports
-from autotune.search.spaces.tensor_product import search_space
+from autotune.search.space import search_space
 from autotune.workload.workload import GraphClass
 from kernelgen.build import cache
 from kernelgen.files import MOST_DEPTH, parse_json

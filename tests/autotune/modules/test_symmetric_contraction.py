@@ -18,8 +18,7 @@ from autotune.errors import TuningMissError
 from autotune.modules import convolution as tuned_rows
 from autotune.modules.base import Found
 from autotune.modules.symmetric_contraction import TunedContraction
-from autotune.tune.from_model.needs import needs_of, workloads_for
-from autotune.tune.from_model.recorder import recorded
+from autotune.tune.model_passes import needs_of, recorded, workloads_for
 from autotune.workload.graphs import NodesAlone
 from kernelgen import device_facts
 from kernelgen.arithmetic.contraction import CONTRACTION_DIRECTIONS

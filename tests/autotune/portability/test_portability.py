@@ -12,8 +12,15 @@ from places import ROOT
 from autotune.cli import commands
 from autotune.database.lookup import find_schedule
 from autotune.database.store import load_table
-from autotune.portability.check import Finding, check_arch, examine
-from autotune.portability.kernels import PortableKernel, distinct, kernels_of_entries, sampled
+from autotune.replay.portability import (
+    Finding,
+    PortableKernel,
+    check_arch,
+    distinct,
+    examine,
+    kernels_of_entries,
+    sampled,
+)
 from autotune.workload.config import load_problems
 from kernelgen.device import CUDA_ARCHS, DeviceFacts, representative
 from kernelgen.errors import UnsupportedError
@@ -144,8 +151,8 @@ def test_no_kernel_is_begun_after_the_limit(
         begun.append((facts.arch, kernel.name))
         return Finding(kernel, registers=32)
 
-    monkeypatch.setattr("autotune.portability.check.kernels_of_entries", lambda facts: entries_on(facts.arch))
-    monkeypatch.setattr("autotune.portability.check.examine", slowly)
+    monkeypatch.setattr("autotune.replay.portability.kernels_of_entries", lambda facts: entries_on(facts.arch))
+    monkeypatch.setattr("autotune.replay.portability.examine", slowly)
     monkeypatch.setattr("time.monotonic", lambda: clock[0])
     monkeypatch.setattr("os.sched_getaffinity", lambda _: {0})
     with pytest.raises(SystemExit) as ended:

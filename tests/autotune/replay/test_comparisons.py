@@ -10,7 +10,7 @@ import pytest
 
 from autotune.database.model_of_time import knobs_of
 from autotune.errors import ConfigError
-from autotune.replay.defaults.comparisons import Compared, comparisons_path, read_comparisons, store_comparisons
+from autotune.replay.fit import Compared, comparisons_path, read_comparisons, store_comparisons
 from kernelgen.kernels.product.schedule import CudaSchedule
 
 SLUG = "nvidia-h200"

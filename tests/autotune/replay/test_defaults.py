@@ -20,16 +20,34 @@ from autotune.database.model_of_time import schedule_of, table_from, table_path
 from autotune.database.predicted import plan_of
 from autotune.database.store import load_table
 from autotune.errors import ConfigError
-from autotune.replay.defaults.choices import TRIED, Held
-from autotune.replay.defaults.comparisons import Compared, comparisons_path, key_of, store_comparisons
-from autotune.replay.defaults.evaluate import Cost, summary
-from autotune.replay.defaults.fit import Settings, fit, fit_studies
-from autotune.replay.defaults.measure import read_choices
-from autotune.replay.defaults.peers import against_peers
-from autotune.replay.defaults.run import digests, expected_of, read, table_data
-from autotune.replay.defaults.studies import Trials, facts_of, name_of, spec_of
-from autotune.replay.defaults.text import measured_line
-from autotune.replay.defaults.transfer import served_there, transfers
+from autotune.replay.fit import (
+    ANY_TRIAL,
+    Compared,
+    Held,
+    Settings,
+    Trials,
+    comparisons_path,
+    facts_of,
+    fit,
+    fit_studies,
+    key_of,
+    name_of,
+    spec_of,
+    store_comparisons,
+)
+from autotune.replay.measured import read_choices
+from autotune.replay.untuned import (
+    Cost,
+    against_peers,
+    digests,
+    expected_of,
+    measured_line,
+    read,
+    served_there,
+    summary,
+    table_data,
+    transfers,
+)
 from kernelgen.device import CUDA_ARCHS
 
 RESULTS = ROOT / "results"
@@ -213,7 +231,7 @@ def test_the_readme_has_the_records_figures(record: dict[str, Any]) -> None:
     text = " ".join((ROOT / "README.md").read_text().split())
     found = re.search(r"held out in turn, (.*?) \(`results/replay/defaults-nvidia-h200.json`\)", text)
     assert found
-    rules, model, tried = (record["choices"][name] for name in ("rules", record["chosen"], TRIED))
+    rules, model, tried = (record["choices"][name] for name in ("rules", record["chosen"], ANY_TRIAL))
     assert found[1] == (
         f"predicted schedules take {model['mean']:.2f} times the tuned time on the mean and {model['worst']:.2f} at "
         f"worst, the rules' {rules['mean']:.2f} and {rules['worst']:.2f}; {model['measured']:.0%} of the predicted "

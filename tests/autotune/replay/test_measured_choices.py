@@ -20,11 +20,10 @@ from autotune.database.store import load_table
 from autotune.errors import WorkerError
 from autotune.measure.timing import timing_of
 from autotune.measure.worker import Worker
-from autotune.replay.defaults import measure
-from autotune.replay.defaults.comparisons import Compared, comparisons_path, read_comparisons
-from autotune.replay.defaults.measure import Group, groups_of, read_choices
-from autotune.replay.defaults.run import digests, record_path
-from autotune.replay.defaults.studies import facts_of, name_of, spec_of
+from autotune.replay import measured as measure
+from autotune.replay.fit import Compared, comparisons_path, facts_of, name_of, read_comparisons, spec_of
+from autotune.replay.measured import Group, groups_of, read_choices
+from autotune.replay.untuned import digests, record_path
 from kernelgen.device import DeviceFacts, assumed, cuda_facts
 from kernelgen.kernels.product.schedule import HostSchedule
 

@@ -15,12 +15,19 @@ from database_samples import entry
 from autotune.cli.commands import main
 from autotune.database import trials as trial_records
 from autotune.errors import ConfigError, StudyError
-from autotune.replay.record import _write_header, header
-from autotune.replay.recorded import Record, load_record
-from autotune.replay.run import pruning, replay, replay_table, run, trials_to, write_replay
-from autotune.search.space import Space
-from autotune.search.spaces.registry import space_of
-from autotune.search.spaces.tensor_product import search_space
+from autotune.replay.samplers import (
+    Record,
+    _write_header,
+    header,
+    load_record,
+    pruning,
+    replay,
+    replay_table,
+    run,
+    trials_to,
+    write_replay,
+)
+from autotune.search.space import Space, search_space, space_of
 from autotune.workload.config import load_config, load_graphs
 from autotune.workload.workload import Restriction, Workload, restrictions_from
 from kernelgen.device import DeviceFacts, cuda_facts

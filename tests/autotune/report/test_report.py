@@ -17,7 +17,7 @@ from autotune.report.errors import ReportError
 from autotune.report.sections.first_screen import kernels
 from autotune.report.sections.tuned_rows import best_peer
 from autotune.text import error_text, geometric_mean, ratio_text, time_text
-from autotune.tune import progress
+from autotune.tune import settings as progress
 
 
 @pytest.fixture(scope="module")

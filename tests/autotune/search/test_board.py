@@ -16,11 +16,11 @@ from places import ROOT, SUPPORT
 from autotune.database import trials as trial_records
 from autotune.errors import StudyError
 from autotune.measure.trial import Outcome
+from autotune.search import shared as optuna_storage
+from autotune.search import shared as storage_access
 from autotune.search.loop import Compiled, search
-from autotune.search.sharing import optuna_storage, storage_access
-from autotune.search.sharing.locks import Locks
-from autotune.search.space import Space
-from autotune.search.spaces.tensor_product import search_space
+from autotune.search.shared import Locks
+from autotune.search.space import Space, search_space
 from autotune.search.study import Proposal, Study
 from kernelgen.device import DeviceFacts
 from kernelgen.problem.product import TensorProductProblem
@@ -184,13 +184,13 @@ def test_a_tuner_alone_keeps_others_out_and_they_it(space: Space, tmp_path: Path
 KILLED = """
 import os, signal, sys
 from pathlib import Path
-from autotune.search.spaces.tensor_product import search_space
+from autotune.search.space import search_space
 from kernelgen import TensorProductProblem
 from kernelgen.device import DeviceFacts
 PROBLEM = TensorProductProblem.channelwise("4x0e+4x1o", "0e+1o", "0e+1o")
 CPU = DeviceFacts("cpu", "test cpu 2 cores", "x86_64", 2, vector_bytes=32)
 from autotune.search.study import Study
-from autotune.search.sharing import optuna_storage
+from autotune.search.shared import optuna_storage
 optuna_storage.HEARTBEAT_S, optuna_storage.GRACE_S = 1, 2
 space = search_space(PROBLEM, "conv", "forward", "float32", CPU)
 study = Study(space, "study", Path(sys.argv[1]), sys.argv[2] or None, generator="test", sharing=sys.argv[3])

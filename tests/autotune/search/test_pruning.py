@@ -8,7 +8,7 @@ from typing import Any
 from places import ROOT
 
 from autotune.database.trials import SUFFIX, read_device
-from autotune.search.pruning import SPILL_BYTES, spill_limit, why_hopeless
+from autotune.search.loop import SPILL_BYTES, spill_limit, why_hopeless
 from autotune.workload.config import load_problems
 from kernelgen.device import DeviceFacts, cuda_facts, representative
 

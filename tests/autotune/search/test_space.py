@@ -8,8 +8,7 @@ import math
 
 import pytest
 
-from autotune.search.space import Space
-from autotune.search.spaces.tensor_product import search_space
+from autotune.search.space import Space, search_space
 from autotune.workload.config import load_problems
 from kernelgen.arithmetic.directions import DIRECTIONS
 from kernelgen.device import DeviceFacts, cuda_facts, hip_facts

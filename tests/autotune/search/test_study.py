@@ -16,8 +16,7 @@ from autotune.errors import ConfigError
 from autotune.measure.trial import Outcome
 from autotune.search.loop import Compiled, search
 from autotune.search.samplers import choose_sampler, make_sampler, proposals_ahead
-from autotune.search.space import Space
-from autotune.search.spaces.tensor_product import search_space
+from autotune.search.space import Space, search_space
 from kernelgen.device import cuda_facts
 from kernelgen.errors import CompileError
 from kernelgen.kernels.product.schedule import CudaSchedule, Schedule

@@ -9,14 +9,12 @@ from pathlib import Path
 import pytest
 
 from autotune.compare.comparison_worker import ComparisonSetting, PeerNames, PrepareOurs, PreparePeer
-from autotune.compare.idle_process import IdleProcess
 from autotune.compare.peers.peer import CheckedPasses
-from autotune.compare.precompile import build_peers
+from autotune.compare.precompile import IdleProcess, build_peers
 from autotune.measure.references import e3nn_product
 from autotune.measure.trial import TrialJob, TrialSetting
 from autotune.measure.worker import Worker
-from autotune.tune.run import tune
-from autotune.tune.worker_pairs import WorkerPair, WorkerPairs
+from autotune.tune.run import WorkerPair, WorkerPairs, tune
 from autotune.workload.config import load_graphs
 from autotune.workload.kinds.base import Problem
 from autotune.workload.workload import Workload
@@ -103,7 +101,7 @@ def test_what_was_launched_ahead_serves_the_next_problem(tmp_path: Path, monkeyp
             started.append(problem.key)
 
     monkeypatch.setattr("autotune.tune.run.WorkerPairs", Ahead)
-    monkeypatch.setattr("autotune.tune.worker_pairs.WorkerPair", Counted)
+    monkeypatch.setattr("autotune.tune.run.WorkerPair", Counted)
     config = tmp_path / "two.toml"
     config.write_text(TWO)
     entries = tune(config, "cpu", trials=1, results_dir=tmp_path / "results", with_peers=False)

@@ -12,16 +12,29 @@ import torch
 from database_samples import entry, store
 from small_net import EDGES, NODES, SmallNet, batch
 
-from autotune import tune_model
 from autotune.database.misses import Request
 from autotune.errors import ConfigError
-from autotune.tune.budget import TimeBudget
-from autotune.tune.from_model import run
-from autotune.tune.from_model.before_and_after import FEWEST_ROUNDS, Loaded, compare
-from autotune.tune.from_model.needs import every_module, label_of, needs_of, places_of, sources_of, workloads_for
-from autotune.tune.from_model.opened import open_named
-from autotune.tune.from_model.passes import CALL, ENERGIES, TRAINING, passes_of
-from autotune.tune.from_model.recorder import Recording, recorded
+from autotune.tune import model as run
+from autotune.tune.model import tune_model
+from autotune.tune.model_passes import (
+    CALL,
+    ENERGIES,
+    FEWEST_ROUNDS,
+    TRAINING,
+    Loaded,
+    Recording,
+    compare,
+    every_module,
+    label_of,
+    needs_of,
+    open_named,
+    passes_of,
+    places_of,
+    recorded,
+    sources_of,
+    workloads_for,
+)
+from autotune.tune.run import TimeBudget
 from autotune.workload.config import load_all
 from autotune.workload.graphs import EdgesAlone, GivenEdges, NodesAlone, RandomNeighbours, build_graph
 from autotune.workload.workload import Workload

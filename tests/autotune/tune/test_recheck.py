@@ -20,8 +20,8 @@ from autotune.database.maintenance import environment_hash
 from autotune.database.store import read_table
 from autotune.errors import ConfigError, DatabaseError
 from autotune.measure.trial import Outcome, TrialJob, TrialSession, TrialSetting
-from autotune.tune import recheck
-from autotune.tune.recheck import DRIFT, Verdict
+from autotune.tune import publish as recheck
+from autotune.tune.publish import DRIFT, Verdict
 from autotune.workload.config import load_graphs
 from autotune.workload.graphs import build_graph
 from autotune.workload.workload import Workload

@@ -9,8 +9,8 @@ import pytest
 from database_samples import entry, store
 
 from autotune.database.lookup import find_schedule
+from autotune.tune.run import first_schedules
 from autotune.tune.settings import Settings
-from autotune.tune.studies import first_schedules
 from autotune.workload.config import load_config
 from autotune.workload.workload import Workload
 from kernelgen.device import cuda_facts

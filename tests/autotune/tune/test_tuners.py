@@ -21,7 +21,7 @@ from autotune.database import trials as trial_records
 from autotune.database.store import read_table
 from autotune.errors import ConfigError
 from autotune.measure.worker import _alone, devices_named, on_each
-from autotune.tune.multi_device import begun_elsewhere
+from autotune.tune.run import begun_elsewhere
 from autotune.tune.settings import resolve
 from autotune.workload.config import load_config
 from kernelgen.device import device_facts
@@ -106,7 +106,7 @@ def test_the_command_hands_devices_on(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str], given: tuple[str, ...]
 ) -> None:
     received: list[tuple] = []
-    monkeypatch.setattr("autotune.tune.multi_device.tune_together", lambda *those: received.append(those))
+    monkeypatch.setattr("autotune.tune.run.tune_together", lambda *those: received.append(those))
     with pytest.raises(SystemExit) as ended:
         commands.main(["tune", "quick", *given, "--trials", "7", "--results", str(tmp_path)])
     assert ended.value.code == 0

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 import torch
 
-from autotune.bench.text import summary_lines
+from autotune.bench.rows import summary_lines
 from autotune.errors import ConfigError
 from autotune.workload.config import graph_from, load_config, load_graphs
 from autotune.workload.graphs import DegreeLaw, build_graph

@@ -17,7 +17,7 @@ from autotune.database.lookup import find_schedule
 from autotune.errors import ConfigError
 from autotune.measure.operations import guarded, runs_of
 from autotune.modules import radial_convolution as tuned
-from autotune.search.spaces.registry import space_of
+from autotune.search.space import space_of
 from autotune.search.starting_points import starting_points
 from autotune.workload.config import load_all
 from autotune.workload.graphs import EdgesAlone, GraphSpec, RandomNeighbours, build_graph

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from autotune.bench.models.held_memory import REST, held_mib, part_of
+from autotune.bench.session import REST, held_mib, part_of
 
 ROWS, WIDTH = 1024, 256
 MIB_OF_ROWS = ROWS * WIDTH * 4 / 2**20  # of a float32 tensor [ROWS, WIDTH]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from autotune.bench.models.kernel_groups import OTHER, group_of, milliseconds_by_group, shares_text
+from autotune.bench.contenders import OTHER, group_of, milliseconds_by_group, shares_text
 
 NAMES = {
     "equitune_kernel": "Equitune's products and harmonics",

@@ -10,19 +10,21 @@ import pytest
 import torch
 from tiny_model import MOST_EDGES
 
-from autotune.bench.models import largest
-from autotune.bench.models.contenders import build, contenders_of
-from autotune.bench.models.largest import (
+from autotune.bench import largest
+from autotune.bench.contenders import build, contenders_of
+from autotune.bench.largest import (
     Fit,
     LargestRequest,
     contenders_for,
     crystal,
     crystals,
+    finished,
     largest_crystals,
+    table_lines,
+    why_ended,
 )
-from autotune.bench.models.largest_rows import finished, table_lines, why_ended
-from autotune.bench.models.rows import rows_path, stored_rows
-from autotune.bench.models.session import ModelSession, ModelSetting
+from autotune.bench.model_rows import rows_path, stored_rows
+from autotune.bench.session import ModelSession, ModelSetting
 from autotune.errors import ConfigError, PeerError
 from autotune.measure.worker import WorkerLost
 from autotune.models.packages.registry import package_named
@@ -169,7 +171,7 @@ def test_other_code_of_ours_is_measured_again(
     here: type[Here], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     measure(tmp_path, "equitune", "stock", most_atoms=64)
-    monkeypatch.setattr("autotune.bench.models.rows.own_code", lambda: "another")
+    monkeypatch.setattr("autotune.bench.model_rows.own_code", lambda: "another")
     here.started.clear()
     measure(tmp_path, "equitune", "stock", most_atoms=64)
     assert here.started == ["equitune"]

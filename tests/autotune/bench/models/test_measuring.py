@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 import torch
 
-from autotune.bench.models import measuring
-from autotune.bench.models.measuring import Effort, kept_by_graphs, peak_mib, profile, wall_samples_ms
+from autotune.bench import session as measuring
+from autotune.bench.session import Effort, kept_by_graphs, peak_mib, profile, wall_samples_ms
 
 
 def test_slow_steps_get_fewer_samples() -> None:

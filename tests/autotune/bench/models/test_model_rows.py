@@ -14,33 +14,38 @@ from ase import Atoms
 from ase.io import read
 from tiny_model import EXCHANGE, PairModel, TinyPackage
 
-from autotune.bench.models import measuring, run
-from autotune.bench.models import rows as model_rows
-from autotune.bench.models import session as session_module
-from autotune.bench.models.contenders import (
-    _require_kernels,
-    build,
-    chosen,
-    contenders_of,
-    require_usable,
-    warm_up_calls,
+from autotune.bench import model_rows
+from autotune.bench import session as measuring
+from autotune.bench import session as session_module
+from autotune.bench import whole_models as run
+from autotune.bench.contenders import _require_kernels, build, chosen, contenders_of, require_usable, warm_up_calls
+from autotune.bench.model_rows import (
+    best_other,
+    row_lines,
+    rows_path,
+    signed,
+    statements_of,
+    store_rows,
+    stored_rows,
+    table_lines,
+    was_measured_alike,
 )
-from autotune.bench.models.measuring import Effort
-from autotune.bench.models.rows import rows_path, signed, statements_of, store_rows, stored_rows, was_measured_alike
-from autotune.bench.models.run import Request, bench_models
-from autotune.bench.models.session import (
+from autotune.bench.session import (
     REFERENCE,
     Again,
+    Effort,
     Exact,
     Facts,
     Measure,
     ModelSetting,
     Profile,
     Sizes,
+    errors_of,
+    load,
     wall_figures,
+    wrong_values,
 )
-from autotune.bench.models.text import best_other, row_lines, table_lines
-from autotune.bench.models.values import errors_of, load, wrong_values
+from autotune.bench.whole_models import Request, bench_models
 from autotune.errors import ConfigError, DatabaseError, PeerError
 from autotune.integrations import exchange
 from autotune.models.packages.base import Outputs
@@ -215,7 +220,7 @@ def test_equitune_joins_another_librarys_model(structure: str, tmp_path: Path, m
 def test_kept_rows_start_no_process(
     measured: dict[str, dict[str, Any]], structure: str, folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("autotune.bench.models.run.Worker", None)
+    monkeypatch.setattr("autotune.bench.whole_models.Worker", None)
     said: list[str] = []
     assert {row["pass"]: row for row in bench_models(request(structure), folder, said.append)} == measured
     assert [line for line in said if "kept" in line]
@@ -224,7 +229,7 @@ def test_kept_rows_start_no_process(
 def test_other_software_or_another_contender_is_measured_again(
     measured: dict[str, dict[str, Any]], structure: str, folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from autotune.bench.models.run import _plan
+    from autotune.bench.whole_models import _plan
 
     def todo(**changes: Any) -> dict[tuple[str, str], tuple[str, ...]]:
         return _plan(TINY, [structure], request(structure, **changes), folder, lambda text: None).todo
@@ -260,7 +265,7 @@ def test_other_code_or_schedules_of_ours_are_measured_again(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """Ours alone: the others do not run it, and their figures stay."""
-    from autotune.bench.models.run import _plan
+    from autotune.bench.whole_models import _plan
 
     def todo() -> dict[tuple[str, str], tuple[str, ...]]:
         given = request(structure, contenders=("equitune", "equitune-default", "stock"), passes=("training",))
@@ -467,7 +472,7 @@ def test_a_run_that_ended_before_its_profiles_makes_them_up(
 
 
 def test_what_ends_the_builds_does_not_wait_for_them() -> None:
-    from autotune.bench.models.run import _in_parallel
+    from autotune.bench.whole_models import _in_parallel
 
     begun, may_end = threading.Event(), threading.Event()
 

@@ -1,0 +1,225 @@
+"""Who takes part in a row, and how each is built: stock, the package's own fast paths, Equitune, and both together.
+
+A fast path that silently computes as stock would give a figure of stock under another name. So after it is built, the
+model must contain modules of the peer's package; else there is a reason in the place of a figure.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import re
+import warnings
+from collections.abc import Callable, Iterable
+from typing import Any
+
+import torch
+
+from autotune.bench.rows import DEFAULT, OURS
+from autotune.errors import ConfigError, PeerError, unknown_name
+from autotune.integrations.acceleration import CONVOLUTIONS, KIND_NAMES
+from autotune.models.packages.base import Package
+from autotune.models.packages.registry import PACKAGES
+from autotune.models.whole_model import WholeModel
+from autotune.text import CAPTURED, FUSED, STREAMED
+
+STOCK, SYMMETRIX = "stock", "symmetrix"
+# The module of each peer, and what to install for it.
+_PEERS = {
+    "cuequivariance": ("cuequivariance_torch", "equitune[peers-gpu]"),
+    "openequivariance": ("openequivariance", "openequivariance"),
+    "flashtp": ("flashTP_e3nn", "flashTP, from its repository"),
+    "triton": ("triton", "triton"),
+}
+_JOINT = f"{OURS}+"
+_WITHOUT_KERNEL = ("Linear", "FullyConnectedTensorProduct")
+# Peers that choose kernels during their first calls get so many before they are timed; others settle in a few.
+TUNING_CALLS, WARM_UP_CALLS = 60, 3
+
+
+def contenders_of(package: Package) -> tuple[str, ...]:
+    """All contenders of a package's models, Equitune first, then its other forms and inside another library's model."""
+    together = (_JOINT + peer for peer in package.joined)
+    return (
+        OURS,
+        *((CAPTURED,) if package.captured else ()),
+        STREAMED,
+        FUSED,
+        *together,
+        DEFAULT,
+        STOCK,
+        *package.peers,
+        *((SYMMETRIX,) if package.name == "mace" else ()),
+    )
+
+
+def chosen(
+    package: Package, wanted: tuple[str, ...], known_of: Callable[[Package], tuple[str, ...]] = contenders_of
+) -> tuple[str, ...]:
+    """The contenders named, in their order, but for those of other packages; all if none is named."""
+    known = known_of(package)
+    anywhere = {name for one in (package, *PACKAGES) for name in known_of(one)}
+    for name in wanted:
+        if name not in anywhere:
+            raise ConfigError(unknown_name("contender", name, known))
+    return tuple(name for name in known if name in wanted or not wanted)
+
+
+def warm_up_calls(contender: str, device: str) -> int:
+    """Calls before timing; on a CPU a second call warms nothing more."""
+    if torch.device(device).type == "cpu":
+        return 1
+    return TUNING_CALLS if "cuequivariance" in contender else WARM_UP_CALLS
+
+
+def build(contender: str, model: WholeModel) -> tuple[WholeModel, str]:
+    """The contender made of the stock model, and what is to be said of it. PeerError if it would be another."""
+    if contender == STOCK:
+        return model, ""
+    if contender in (OURS, DEFAULT):
+        return model, _accelerated(model.module, KIND_NAMES)
+    if contender in (STREAMED, FUSED):
+        return model, _with_weights_inside(contender, model)
+    if contender == CAPTURED:
+        from autotune.captured.capture import capture
+
+        require_usable(contender, model.device)
+        said = _accelerated(model.module, KIND_NAMES)
+        return model.with_module(capture(model.module)), said
+    if contender.startswith(_JOINT):
+        converted, _ = build(contender.removeprefix(_JOINT), model)
+        return converted, _accelerated(converted.module, (CONVOLUTIONS,))
+    require_usable(contender, model.device)
+    names = contender.split("+")
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        made = model.package.accelerated(model.module, contender, model.device)
+    for name in names:
+        _require_kernels(name, made, caught)
+    return model.with_module(made), ""
+
+
+def _with_weights_inside(contender: str, model: WholeModel) -> str:
+    """What was replaced; PeerError unless convolutions form the weights of their edges, the way that was asked."""
+    how, mark = {STREAMED: ("streamed", "always_streamed"), FUSED: ("fused", "is_fused")}[contender]
+    if contender == FUSED and torch.device(model.device).type != "cuda":
+        raise PeerError("weights are formed in registers on a GPU only")
+    said = _accelerated(model.module, KIND_NAMES, edge_weights=how)
+    if not any(getattr(module, mark, False) for module in model.module.modules()):
+        raise PeerError(f"no convolution forms the weights of its edges itself: {said}")
+    return said
+
+
+def _accelerated(model: torch.nn.Module, kinds: tuple[str, ...], **options: Any) -> str:
+    """What was replaced, in a line; PeerError if nothing of these kinds was."""
+    from autotune.integrations.accelerate import accelerate
+
+    done = accelerate(model, **options)
+    if not any(place.replaced and place.kind in kinds for place in done.places):
+        raise PeerError(f"nothing of the model was replaced: {str(done).splitlines()[0]}")
+    return str(done).splitlines()[0]
+
+
+def require_usable(contender: str, device: str) -> None:
+    """PeerError if what the contender needs is not installed, or does not run on the device."""
+    if contender == SYMMETRIX:
+        raise PeerError(_symmetrix_reason())
+    if contender == CAPTURED and torch.device(device).type != "cuda":
+        raise PeerError("CUDA graphs need a GPU")
+    for name in contender.removeprefix(_JOINT).split("+"):
+        if reason := _unusable(name, device):
+            raise PeerError(reason)
+
+
+def _symmetrix_reason() -> str:
+    if importlib.util.find_spec("symmetrix") is None:
+        return "not installed; pip install symmetrix-xl, with the extra of the GPU"
+    return "it is installed, but models are not converted to its files here"
+
+
+def _unusable(name: str, device: str) -> str | None:
+    """Why a peer cannot run on this device; None if it can, or is none that is known here."""
+    if name not in _PEERS:
+        return None
+    if name == "cuequivariance":
+        from autotune.compare.peers.cuequivariance import no_kernels
+
+        return no_kernels(torch.device(device))
+    if name == "openequivariance":
+        from autotune.compare.peers.openequivariance import no_module
+
+        return no_module(torch.device(device))
+    if name == "triton" and torch.device(device).type != "cuda":
+        return "its kernels need a CUDA device"
+    module, install = _PEERS[name]
+    return None if importlib.util.find_spec(module) else f"not installed; install {install}"
+
+
+def _require_kernels(name: str, model: torch.nn.Module, caught: list[Any]) -> None:
+    """PeerError unless the model contains modules of the peer that run by its own kernels."""
+    if name not in _PEERS:
+        return
+    package = _PEERS[name][0]
+    found = [module for module in model.modules() if type(module).__module__.split(".")[0] == package]
+    if name == "cuequivariance":
+        found = _polynomials(model)
+    if name == "triton":
+        found = [module for module in model.modules() if type(module).__name__ == "TritonContracter"]
+    naive = [module for module in found if "Naive" in type(getattr(module, "m", module)).__name__]
+    if not found or naive:
+        said = "; ".join(dict.fromkeys(str(warning.message)[:200] for warning in caught)) or "and it says nothing"
+        where = f"would not run in {len(naive)} of {len(found)} places" if naive else "are nowhere in the model"
+        raise PeerError(f"{name}: its own kernels {where}, {said}")
+
+
+def _polynomials(model: torch.nn.Module) -> list[torch.nn.Module]:
+    """cuEquivariance's products, but for those that MACE asks it to compute by matrix products, without a kernel."""
+    asked = {
+        id(inner)
+        for module in model.modules()
+        if type(module).__module__.startswith("cuequivariance_torch") and type(module).__name__ in _WITHOUT_KERNEL
+        for inner in module.modules()
+    }
+    return [
+        module
+        for module in model.modules()
+        if type(module).__name__ == "SegmentedPolynomial" and id(module) not in asked
+    ]
+
+
+# What the kernels of a step are for, by their names: what limits a model next.
+
+OTHER = "other kernels"
+# Words for a group, and what names of its kernels contain. The first that fits counts: copies are elementwise too.
+GROUPS = (
+    ("Equitune's contractions", r"equitune_contraction"),
+    ("Equitune's products and harmonics", r"equitune_kernel|equitune_radial"),
+    ("Equitune's matrix products", r"equitune_tall|equitune_block_matrices"),
+    ("cuEquivariance's", r"cuequivariance|segmented|uniform_1d|fused_tp|tp_channel"),
+    ("matrix products", r"gemm|gemv|cutlass|cublas|nvjet|splitk|xmma|dot_kernel"),
+    ("copies and fills", r"copy|catarray|fill|memcpy|memset|transpose"),
+    ("gathers and sums by index", r"index|scatter|gather|segment_reduce|embedding"),
+    ("sorting", r"sort|radix|scan|searchsorted|unique|histogram"),
+    ("sums", r"reduce"),
+    ("elementwise", r"elementwise|vectorized|triton_poi|softmax"),
+)
+
+
+def group_of(name: str) -> str:
+    """The group of a kernel."""
+    lower = name.lower()
+    return next((words for words, pattern in GROUPS if re.search(pattern, lower)), OTHER)
+
+
+def milliseconds_by_group(kernels: Iterable[tuple[str, float]]) -> dict[str, float]:
+    """Of (name, microseconds) the milliseconds of each group, largest first."""
+    found: dict[str, float] = {}
+    for name, time_us in kernels:
+        group = group_of(name)
+        found[group] = found.get(group, 0.0) + time_us / 1e3
+    return {group: round(time_ms, 4) for group, time_ms in sorted(found.items(), key=lambda item: -item[1])}
+
+
+def shares_text(parts: dict[str, float]) -> str:
+    """Such as ``matrix products 45%, copies and fills 20%``; groups of less than a hundredth are left out."""
+    total = sum(parts.values())
+    return ", ".join(f"{part} {size / total:.0%}" for part, size in parts.items() if size >= 0.01 * total)

@@ -1,0 +1,553 @@
+"""A contender's process: it builds its model, waits idle, and answers one job at a time.
+
+A job is picklable and never raises for a contender's failure: its answer says ``error``. ``device_lost`` in an answer
+means that nothing more can run in that process.
+"""
+
+from __future__ import annotations
+
+import gc
+import math
+import os
+import re
+import statistics
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, cast
+
+import torch
+from torch import Tensor
+from torch.nn.modules.module import register_module_forward_hook, register_module_forward_pre_hook
+
+from autotune.bench.contenders import build, milliseconds_by_group, require_usable, warm_up_calls
+from autotune.bench.rows import DEFAULT
+from autotune.errors import PeerError
+from autotune.models.packages.base import Outputs
+from autotune.models.whole_model import WholeModel
+from autotune.text import CAPTURED
+
+if TYPE_CHECKING:
+    from ase import Atoms
+
+    from autotune.captured.capture import CapturedModel
+
+Cell = dict[str, Any]
+# The contender that gives exact values; it is not timed.
+REFERENCE = "reference"
+PASSES = ("energy_forces", "training")
+
+
+@dataclass(frozen=True)
+class ModelSetting:
+    """A contender of a model: ``model`` is a name, a file or ``module:function``."""
+
+    model: str
+    contender: str
+    device: str
+    dtype: str
+
+    def open(self) -> Callable[[Any], Any]:
+        # What a benchmark runs is not what a user's models miss.
+        os.environ["EQUITUNE_MISSES"] = "0"
+        if self.contender == DEFAULT:
+            os.environ["EQUITUNE_UNTUNED"] = "1"
+        session = ModelSession(self)
+        return lambda job: job(session)
+
+
+@dataclass(frozen=True)
+class Facts:
+    """What the contender's process says of itself: why it cannot take part, or a note."""
+
+    def __call__(self, session: ModelSession) -> Cell:
+        return {"error": session.error} if session.error else {"note": session.note}
+
+
+@dataclass(frozen=True)
+class Sizes:
+    """Numbers of a structure's atoms and edges."""
+
+    structure: str
+
+    def __call__(self, session: ModelSession) -> Cell:
+        return session.guarded(lambda: session.sizes(self.structure))
+
+
+@dataclass(frozen=True)
+class Exact:
+    """Write the exact values of a pass to a file."""
+
+    structure: str
+    which: str
+    path: str
+
+    def __call__(self, session: ModelSession) -> Cell:
+        return session.guarded(lambda: session.write_exact(self.structure, self.which, Path(self.path)))
+
+
+@dataclass(frozen=True)
+class Compile:
+    """Run once, beside others, so that kernels are compiled and cached; the answer says how long it took."""
+
+    structure: str
+    which: str
+
+    def __call__(self, session: ModelSession) -> Cell:
+        return session.guarded(lambda: session.first_call(self.structure, self.which))
+
+
+@dataclass(frozen=True)
+class Measure:
+    """Check and time one pass, alone on the host. ``exact``: the file of the exact values, empty if there is none."""
+
+    structure: str
+    which: str
+    exact: str
+    effort: Effort
+
+    def __call__(self, session: ModelSession) -> Cell:
+        return session.guarded(lambda: session.measure(self))
+
+
+@dataclass(frozen=True)
+class Again:
+    """More samples of a pass that was measured: contenders take turns, since a host's speed changes with time."""
+
+    structure: str
+    which: str
+    effort: Effort
+
+    def __call__(self, session: ModelSession) -> Cell:
+        return session.guarded(lambda: session.measure_again(self))
+
+
+@dataclass(frozen=True)
+class Profile:
+    """Kernel time and launches of one pass, and what it keeps for its gradients."""
+
+    structure: str
+    which: str
+
+    def __call__(self, session: ModelSession) -> Cell:
+        return session.guarded(lambda: session.profile(self.structure, self.which))
+
+
+class ModelSession:
+    """The contender's model, and its inputs by structure."""
+
+    def __init__(self, setting: ModelSetting) -> None:
+        from autotune.models.whole_model import open_model
+
+        self.setting, self.device = setting, setting.device
+        self.error = self.note = ""
+        self.first_calls: dict[tuple[str, str], float] = {}
+        self._inputs: dict[str, tuple[Atoms, dict[str, Any]]] = {}
+        self.names: dict[int, str] = {}
+        self.warmed: set[str] = set()
+        self.captured_for = ""
+        try:
+            require_usable(setting.contender, self.device)  # before the model is built in vain
+            exact = setting.contender == REFERENCE
+            stock = open_model(setting.model, device=self.device, dtype="float64" if exact else setting.dtype)
+            self.names = {id(weight): name for name, weight in stock.module.named_parameters()}
+            self.model, self.note = stock, ""
+            if not exact:
+                self.model, self.note = build(setting.contender, stock)
+        except Exception as error:
+            self.error = text_of(error)
+        self.release()
+        gc.freeze()  # later collections need not scan the model
+
+    def guarded(self, job: Callable[[], Cell]) -> Cell:
+        """The job's answer; a failure is an answer too, and leaves the memory free for others."""
+        from autotune.measure.trial import device_is_lost
+
+        if self.error:
+            return {"error": self.error}
+        answer: Cell = {}
+        try:
+            answer = job()
+        except Exception as error:
+            answer = {"error": text_of(error)}
+            if device_is_lost(self.device):
+                return answer | {"device_lost": True}
+        self.release()
+        return answer
+
+    def release(self) -> None:
+        from autotune.measure.trial import free_memory
+
+        if not self.error:
+            self.model.module.zero_grad(set_to_none=True)
+        free_memory(self.device)
+
+    def inputs(self, structure: str) -> dict[str, Any]:
+        return self._given(structure)[1]
+
+    def _given(self, structure: str) -> tuple[Atoms, dict[str, Any]]:
+        from autotune.models.atoms import find_atoms
+
+        if structure not in self._inputs:
+            atoms = find_atoms(structure)
+            self._inputs[structure] = atoms, self.model.inputs([atoms])
+        return self._inputs[structure]
+
+    def step(self, structure: str, which: str) -> Callable[[], object]:
+        inputs = self.inputs(structure)
+        if self.setting.contender == CAPTURED:
+            if which == "training":
+                raise PeerError("a captured step gives energies, forces and stress, no gradients of weights")
+            if structure != self.captured_for:  # whose graph is no part of this row's memory
+                cast("CapturedModel", self.model.module).forget()
+                self.captured_for = structure
+        if which == "training":
+            return lambda: self.model.training_step(inputs)
+        stress = self.has_stress(structure)
+        return lambda: self.model.energies_and_forces(inputs, stress=stress)
+
+    def has_stress(self, structure: str) -> bool:
+        """A periodic structure's stress is computed too, as the packages' calculators do."""
+        return bool(self._given(structure)[0].pbc.all())
+
+    def sizes(self, structure: str) -> Cell:
+        atoms, inputs = self._given(structure)
+        return {"atoms": len(atoms), "edges": int(self.model.edges(inputs).shape[1])}
+
+    def values(self, structure: str, which: str) -> Values:
+
+        return values_of(self.model, self.inputs(structure), which, self.names, self.has_stress(structure))
+
+    def write_exact(self, structure: str, which: str, path: Path) -> Cell:
+
+        save(self.values(structure, which), path)
+        return {}
+
+    def first_call(self, structure: str, which: str) -> Cell:
+
+        seconds = timed(self.step(structure, which), self.device)
+        # A later first call on the same structure finds everything compiled.
+        return {"first_call_s": self.first_calls.setdefault((structure, which), round(seconds, 3))}
+
+    def measure(self, job: Measure) -> Cell:
+
+        self.first_call(job.structure, job.which)
+        cell = self._errors(job) if job.exact else {}
+        if "error" in cell:
+            return cell
+        step = self.step(job.structure, job.which)
+        calls = warm_up_calls(self.setting.contender, self.device)
+        # Who tunes itself does so on the first, smallest structure, whatever time it takes.
+        limit_s = job.effort.warm_up_s if job.which in self.warmed else job.effort.tuning_s
+        warm_up(step, self.device, calls, limit_s)
+        self.warmed.add(job.which)
+        peak = peak_mib(step, self.device)
+        warm_up(step, self.device, 1, 0.0)  # the allocator starts anew after the line above
+        samples = wall_samples_ms(step, self.device, job.effort)
+        return cell | self._figures(job, samples, peak)
+
+    def measure_again(self, job: Again) -> Cell:
+
+        step = self.step(job.structure, job.which)
+        warm_up(step, self.device, 3, job.effort.warm_up_s)
+        return {"wall_samples_ms": wall_samples_ms(step, self.device, job.effort)}
+
+    def _errors(self, job: Measure) -> Cell:
+
+        errors, compared = errors_of(self.values(job.structure, job.which), load(Path(job.exact)))
+        if wrong := wrong_values(errors, self.setting.dtype):
+            return {"error": wrong}
+        return {"errors": errors} | ({"gradients_of": compared} if compared else {})
+
+    def _figures(self, job: Measure, samples: list[float], peak: float | None) -> Cell:
+        figures = wall_figures(samples, len(self._given(job.structure)[0]))
+        figures["first_call_s"] = self.first_calls[job.structure, job.which]
+        if peak is not None:
+            figures["peak_mib"] = peak
+        return figures | ({"note": self.note} if self.note else {})
+
+    def profile(self, structure: str, which: str) -> Cell:
+
+        step = self.step(structure, which)
+        warm_up(step, self.device, 1, 0.0)
+        found = profile(step, self.device)
+        # Apart, because compiled models may refuse the hooks that count it.
+        return found | self.guarded(lambda: {"held_parts_mib": held_mib(step, self.model.module)})
+
+
+def wall_figures(samples: list[float], atoms: int) -> Cell:
+    """Of wall times of single steps in milliseconds."""
+    wall = statistics.median(samples)
+    return {
+        "wall_ms": round(wall, 4),
+        "wall_samples_ms": samples,
+        "us_per_atom": round(wall * 1e3 / atoms, 4),
+    }
+
+
+def text_of(error: Exception) -> str:
+    """One line on a failure."""
+    from autotune.measure.trial import is_out_of_memory
+
+    if is_out_of_memory(error):
+        return "out of memory"
+    text = " ".join(str(error).split())[:300]
+    return text if isinstance(error, PeerError) else f"{type(error).__name__}: {text}"
+
+
+# One figure at a time: wall time of a step, its peak memory, and what the device did.
+
+MIB = 1 << 20
+
+
+@dataclass(frozen=True)
+class Effort:
+    """How long to measure half a cell: about ``seconds`` of samples, within these numbers; slow steps get fewer.
+
+    warm_up_s: at most so long are warm-up calls, however many were asked for; tuning_s: in a process's first row of a
+    pass. slow_s: a step that takes longer gets ``slow_samples``.
+    """
+
+    seconds: float = 1.0
+    warm_up_s: float = 4.0
+    tuning_s: float = 10.0
+    most: int = 10
+    least: int = 3
+    slow_s: float = 0.5
+    slow_samples: int = 1
+
+
+def synchronize(device: str) -> None:
+    if torch.device(device).type == "cuda":
+        torch.cuda.synchronize(device)
+
+
+def timed(step: Callable[[], object], device: str) -> float:
+    """Seconds of one step, until the device is done."""
+    synchronize(device)
+    begin = time.perf_counter()
+    step()
+    synchronize(device)
+    return time.perf_counter() - begin
+
+
+def warm_up(step: Callable[[], object], device: str, calls: int, limit_s: float) -> None:
+    begin = time.perf_counter()
+    for _ in range(calls):
+        timed(step, device)
+        if time.perf_counter() - begin > limit_s:
+            break
+
+
+def wall_samples_ms(step: Callable[[], object], device: str, effort: Effort) -> list[float]:
+    """Milliseconds of single steps."""
+    gc.collect()
+    samples: list[float] = []
+    begin = time.perf_counter()
+    while len(samples) < effort.most:
+        samples.append(timed(step, device) * 1e3)
+        spent = time.perf_counter() - begin
+        least = effort.slow_samples if statistics.median(samples) > effort.slow_s * 1e3 else effort.least
+        if len(samples) >= least and spent > effort.seconds:
+            break
+    return [round(sample, 4) for sample in samples]
+
+
+def peak_mib(step: Callable[[], object], device: str) -> float | None:
+    """Largest device memory that a step needs, weights and inputs included; None on a CPU.
+
+    Allocated during the step, or kept by captured graphs, whose memory is nobody else's between their steps either.
+    """
+    if torch.device(device).type != "cuda":
+        return None
+    gc.collect()
+    torch.cuda.empty_cache()
+    torch.cuda.reset_peak_memory_stats(device)
+    step()
+    synchronize(device)
+    index = torch.device(device).index or 0
+    kept = kept_by_graphs(torch.cuda.memory_snapshot(), index)
+    return round((torch.cuda.max_memory_allocated(device) + kept) / MIB, 1)
+
+
+def kept_by_graphs(segments: Sequence[Mapping[str, Any]], index: int) -> int:
+    """Bytes of a device that belong to captured graphs and are not allocated now, by torch's list of segments."""
+    return sum(
+        segment["total_size"] - segment["allocated_size"]
+        for segment in segments
+        if segment["device"] == index and tuple(segment.get("segment_pool_id", (0, 0))) != (0, 0)
+    )
+
+
+def profile(step: Callable[[], object], device: str) -> dict[str, Any]:
+    """Milliseconds of kernels, in all and by group, and their number in one step, warmed up before, by CUPTI; nothing
+    on a CPU.
+
+    A profiler that is left attached slows every later launch of the process, and other rows are still to be timed, so
+    it is asked to detach.
+    """
+    if torch.device(device).type != "cuda":
+        return {}
+    from torch.profiler import ProfilerActivity
+
+    os.environ.setdefault("TEARDOWN_CUPTI", "1")  # read when a profile ends
+    synchronize(device)
+    with torch.profiler.profile(activities=[ProfilerActivity.CUDA]) as profiler:
+        step()
+        synchronize(device)
+    synchronize(device)  # it detaches during a later call of the driver
+    kernels = [event for event in profiler.events() if _on_device(event)]
+    times = [(event.name, event.time_range.elapsed_us()) for event in kernels]
+    return {
+        "device_ms": round(sum(time_us for _, time_us in times) / 1e3, 4),
+        "launches": len(kernels),
+        "device_parts_ms": milliseconds_by_group(times),
+    }
+
+
+def _on_device(event: Any) -> bool:
+    from torch.autograd import DeviceType
+
+    return event.device_type == DeviceType.CUDA and not event.name.startswith(("Memcpy", "Memset"))
+
+
+# Compare a contender's values with those of stock in float64, as relative errors.
+
+Values = dict[str, Any]
+# A contender that differs more from stock in float64 computes something else. Random weights make energies small and
+# sums of many signs, so float32 itself is some 1e-5 off.
+MOST_WRONG = {"float32": 1e-3, "float64": 1e-8}
+# Gradients of single parameters are sums over all edges, and each counts.
+_GRADIENTS_TIMES = 30
+
+
+def values_of(model: WholeModel, inputs: dict[str, Any], which: str, names: Mapping[int, str], stress: bool) -> Values:
+    """Energy, forces and stress of a batch, or the loss's gradients by the names of the stock model's parameters."""
+    if which == "energy_forces":
+        out = model.energies_and_forces(inputs, stress=stress)
+        return {name: value.detach().double() for name, value in _outputs(out).items()}
+    model.training_step(inputs)
+    weights = model.module.named_parameters()
+    gradients = {names.get(id(weight), name): weight.grad for name, weight in weights if weight.grad is not None}
+    return {"gradients": {name: gradient.double() for name, gradient in gradients.items()}}
+
+
+def _outputs(out: Outputs) -> dict[str, torch.Tensor]:
+    found = {"energy": out.energy, "forces": out.forces}
+    return found if out.stress is None else found | {"stress": out.stress}
+
+
+def errors_of(found: Values, exact: Values) -> tuple[dict[str, float], str]:
+    """Relative errors by output, and of how many parameters gradients could be compared.
+
+    Energy, forces, stress: largest difference over the largest exact value; infinite if it was not computed. Gradients:
+    over the parameters of the same name and size, the largest ratio of norms, |difference| / |exact|.
+    """
+    errors = {}
+    for name, value in exact.items():
+        if name != "gradients" and name not in found:
+            errors[name] = math.inf
+        elif name != "gradients":
+            difference = (found[name].cpu() - value.cpu()).abs().max()
+            errors[name] = float(difference / value.abs().max().cpu().clamp_min(1e-300))
+    if "gradients" not in exact:
+        return errors, ""
+    shared = {
+        name: (found["gradients"][name].cpu().reshape(-1), value.cpu().reshape(-1))
+        for name, value in exact["gradients"].items()
+        if name in found["gradients"] and found["gradients"][name].numel() == value.numel()
+    }
+    total = sum(float(value.norm()) ** 2 for _, value in shared.values()) ** 0.5
+    # A gradient that is zero but for rounding has no relative error.
+    ratios = [
+        float((given - value).norm() / value.norm())
+        for given, value in shared.values()
+        if float(value.norm()) > 1e-12 * total
+    ]
+    if ratios:
+        errors["gradients"] = max(ratios)
+    return errors, f"{len(shared)} of {len(exact['gradients'])} parameters"
+
+
+def wrong_values(errors: Mapping[str, float], dtype: str) -> str:
+    """What is wrong about the values with these errors; empty if nothing is."""
+    for name, error in errors.items():
+        most = MOST_WRONG[dtype] * (_GRADIENTS_TIMES if name == "gradients" else 1)
+        if not error <= most:
+            return f"wrong values: {name} differ by {error:.1e} from stock in float64, more than {most:.0e}"
+    return ""
+
+
+def save(values: Values, path: Path) -> None:
+    moved = {
+        name: {key: one.cpu() for key, one in value.items()} if isinstance(value, dict) else value.cpu()
+        for name, value in values.items()
+    }
+    torch.save(moved, path)
+
+
+def load(path: Path) -> Values:
+    return torch.load(path, weights_only=True)
+
+
+# What a model's forward pass keeps for its gradients, by the part of the model that keeps it.
+
+# Keeps what no part does: inputs, and sums at the end.
+REST = "the model itself"
+
+
+def held_mib(step: Callable[[], object], model: torch.nn.Module) -> dict[str, float]:
+    """Mebibytes that one step's forward pass keeps until its backward pass, by part of the model, largest first.
+
+    A tensor counts once, for the part that kept it first; parameters and buffers do not count, nor does what a backward
+    pass keeps or computes again. Nothing for a step that replays a captured graph.
+    """
+    held: dict[str, int] = {}
+    seen = {_place(tensor) for tensor in (*model.parameters(), *model.buffers())}
+    inside: list[str] = []
+
+    def keep(tensor: Tensor) -> Tensor:
+        if torch._C._current_graph_task_id() == -1 and (place := _place(tensor)) not in seen:
+            seen.add(place)
+            part = inside[-1] if inside else REST
+            held[part] = held.get(part, 0) + tensor.untyped_storage().nbytes()
+        return tensor
+
+    with _following(model, inside), torch.autograd.graph.saved_tensors_hooks(keep, lambda tensor: tensor):
+        step()
+    return {part: round(size / MIB, 4) for part, size in sorted(held.items(), key=lambda item: -item[1])}
+
+
+def part_of(name: str) -> str:
+    """The part that a module belongs to: two levels of its name, without the numbers of layers."""
+    levels = (re.sub(r"\d+", "", level).strip("_") for level in name.split("."))
+    return ".".join([level for level in levels if level][:2]) or REST
+
+
+@contextmanager
+def _following(model: torch.nn.Module, inside: list[str]) -> Iterator[None]:
+    """Keep the parts whose modules are being called in ``inside``, the innermost last.
+
+    Hooks for all modules of the process: compiled ones (TorchScript's) take no others.
+    """
+    parts = {module: part_of(name) for name, module in model.named_modules()}
+
+    def enter(module: torch.nn.Module, *_: Any) -> None:
+        inside.append(parts.get(module) or (inside[-1] if inside else REST))
+
+    def leave(*_: Any) -> None:
+        inside.pop()
+
+    entering = register_module_forward_pre_hook(enter)
+    leaving = register_module_forward_hook(leave, always_call=True)
+    try:
+        yield
+    finally:
+        leaving.remove()
+        entering.remove()
+
+
+def _place(tensor: Tensor) -> int:
+    return tensor.untyped_storage().data_ptr()

@@ -1,0 +1,161 @@
+"""Peers of spherical harmonics, and of products with harmonics of edge vectors."""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import math
+import warnings
+from collections.abc import Callable
+
+import torch
+
+from autotune.compare.peers import cuequivariance as cuequivariance_peer
+from autotune.compare.peers import e3nn as e3nn_peer
+from autotune.compare.peers import openequivariance as openequivariance_peer
+from autotune.compare.peers.peer import Adapter, Product, Task
+from autotune.errors import PeerError
+from autotune.measure.operations import Call
+from autotune.measure.references import e3nn_harmonics
+from kernelgen.problem.harmonics import HarmonicsProblem, VectorProblem
+
+# Peers of spherical harmonics: e3nn (eager and compiled); cuEquivariance and sphericart where equivalent.
+
+
+def eager(task: Task) -> Product:
+    return Product(e3nn_harmonics(task.workload.harmonics))
+
+
+def compiled(task: Task) -> Product:
+    """The compiled harmonics. Both passes run here once, under a time limit, so that no timed call compiles."""
+    call = _compiled(task.workload.harmonics, task.tensors.x.dtype, task.device)
+    v = task.tensors.x.detach().requires_grad_()
+    with e3nn_peer.time_limit(e3nn_peer.COMPILE_LIMIT_S, e3nn_peer.OUT_OF_TIME):
+        out = call(v)
+        torch.autograd.grad(out, v, torch.ones_like(out))
+        with torch.no_grad():
+            call(v)
+    return Product(call, no_second=e3nn_peer.no_second_derivatives())
+
+
+@functools.lru_cache(maxsize=1)
+def _compiled(problem: HarmonicsProblem, dtype: torch.dtype, device: torch.device) -> Call:
+    return e3nn_peer.compile_open(e3nn_harmonics(problem))
+
+
+def _cuequivariance(method: str, task: Task) -> Product:
+    return Product(cuequivariance_call(task.workload.harmonics, method, task.tensors.x))
+
+
+def cuequivariance_call(problem: HarmonicsProblem, method: str, like: torch.Tensor) -> Call:
+    """cuEquivariance's harmonics: distinct ascending degrees in its only normalisation, ``component``."""
+    import cuequivariance_torch as cuet
+
+    degrees = list(problem.degrees)
+    if problem.normalization != "component" or degrees != sorted(set(degrees)):
+        raise PeerError(
+            f"cuequivariance: it has harmonics of distinct rising degrees in normalization 'component', not {degrees} "
+            f"in {problem.normalization!r}"
+        )
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        options = {"math_dtype": like.dtype, "device": like.device}
+        made = cuet.SphericalHarmonics(degrees, normalize=problem.normalize, method=method, **options)
+    cuequivariance_peer.check_method(made.f, method, caught)
+    return made
+
+
+def _sphericart(task: Task) -> Product:
+    """sphericart in its fastest form: all degrees up to the highest, its own axes (e3nn's are y, z, x), no factor."""
+    import sphericart.torch
+
+    problem, v = task.workload.harmonics, task.tensors.x
+    most = max(problem.degrees)
+    if problem.degrees != tuple(range(most + 1)):
+        raise PeerError(f"sphericart: it has all degrees up to one, in order, not {list(problem.degrees)}")
+    kind = sphericart.torch.SphericalHarmonics if problem.normalize else sphericart.torch.SolidHarmonics
+    lengths = {"integral": 1.0, "component": math.sqrt(4 * math.pi)}
+    factors = [
+        lengths.get(problem.normalization, math.sqrt(4 * math.pi / (2 * degree + 1)))
+        for degree in problem.degrees
+        for _ in range(2 * degree + 1)
+    ]
+    factor = torch.tensor(factors, dtype=v.dtype, device=v.device)
+    # The factor applies to the value, and to the cotangent before it enters.
+    into = {"x": lambda rows: rows[:, [2, 0, 1]], "g": lambda rows: rows * factor}
+    back = {"x": lambda rows: rows[:, [1, 2, 0]], "g": lambda rows: rows * factor}
+    return Product(kind(most), into=into, back=back)
+
+
+def _no_sphericart(device: torch.device) -> str | None:
+    try:
+        import sphericart.torch  # noqa: F401
+    except (ImportError, OSError) as error:
+        return f"not usable ({error}); pip install sphericart-torch"
+    return None
+
+
+def _adapter(
+    name: str,
+    backends: tuple[str, ...],
+    unusable: Callable[[torch.device], str | None],
+    build: Callable[[Task], Product],
+    warm_up_calls: int = 10,
+) -> Adapter:
+    module = "e3nn" if name.startswith("e3nn") else "cuequivariance_torch"
+    return Adapter(name, backends, unusable, build, warm_up_calls, module=module, operations=("harmonics",))
+
+
+_FAST, _NAIVE = (functools.partial(_cuequivariance, method) for method in ("uniform_1d", "naive"))
+HARMONICS_ADAPTERS = (
+    _adapter("e3nn", ("cpu", "cuda"), lambda device: None, eager, e3nn_peer.WARM_UP_CALLS),
+    _adapter("e3nn-compiled", ("cpu", "cuda"), e3nn_peer.no_compiler, compiled, e3nn_peer.WARM_UP_CALLS),
+    _adapter("cuequivariance", ("cuda",), cuequivariance_peer.no_kernels, _FAST, cuequivariance_peer.WARM_UP_CALLS),
+    _adapter("cuequivariance-naive", ("cpu",), cuequivariance_peer.no_module, _NAIVE),
+    Adapter(
+        *("sphericart", ("cpu", "cuda"), _no_sphericart, _sphericart),
+        listed_if_absent=False, module="sphericart", operations=("harmonics",),
+    ),
+)  # fmt: skip
+
+
+# Peers of convolutions of edge vectors: a library's convolution applied to its harmonics.
+#
+# OpenEquivariance has no harmonics, and e3nn's are already compiled by TorchScript: both use e3nn's module.
+
+OPERATIONS = ("vectors",)
+Harmonics = Callable[[Task], Call]
+_METHODS = {"cuequivariance": "uniform_1d", "cuequivariance-naive": "naive"}
+
+
+def _parts(task: Task) -> VectorProblem:
+    assert isinstance(task.workload.problem, VectorProblem)
+    return task.workload.problem
+
+
+def _eager(task: Task) -> Call:
+    return e3nn_harmonics(_parts(task).harmonics)
+
+
+def _cuequivariance_harmonics(method: str) -> Harmonics:
+    return lambda task: cuequivariance_call(_parts(task).harmonics, method, task.tensors.y)
+
+
+def _both(product: Adapter, harmonics: Harmonics) -> Adapter:
+    """The adapter of a convolution preceded by harmonics."""
+
+    def build(task: Task) -> Product:
+        to_y, tensors = harmonics(task), task.tensors
+        workload = dataclasses.replace(task.workload, problem=_parts(task).product, operation="conv")
+        with torch.no_grad():
+            inner = Task(workload, task.device, dataclasses.replace(tensors, y=to_y(tensors.y), ty=to_y(tensors.ty)))
+        made = product.build(inner)
+        return dataclasses.replace(made, call=lambda x, v, w: made.call(x, to_y(v), w))
+
+    return dataclasses.replace(product, build=build, operations=OPERATIONS)
+
+
+VECTORS_ADAPTERS = (
+    *(_both(a, _eager) for a in (*e3nn_peer.ADAPTERS, *openequivariance_peer.ADAPTERS)),
+    *(_both(a, _cuequivariance_harmonics(_METHODS[a.name])) for a in cuequivariance_peer.ADAPTERS),
+)

@@ -1,0 +1,315 @@
+"""Tune what a model runs on a batch, or what earlier models missed: :func:`tune_model` and :func:`tune_misses`."""
+
+from __future__ import annotations
+
+import contextlib
+import io
+import math
+import os
+import time
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from autotune.database.lookup import Tuning
+from autotune.database.misses import keep_misses, read_misses
+from autotune.database.store import database_dirs, writable_results_dir
+from autotune.extras import require_tune
+from autotune.text import direction_name, ratio_text, time_text
+from autotune.tune.model_passes import (
+    ENOUGH_ROUNDS,
+    FEWEST_ROUNDS,
+    Loaded,
+    Need,
+    Passes,
+    PassTimes,
+    Source,
+    compare,
+    label_of,
+    needs_of,
+    passes_of,
+    places_of,
+    recorded,
+    sources_of,
+    timed,
+    workloads_for,
+)
+from autotune.tune.run import tune
+from autotune.workload.config import TuneConfig, load_all
+from autotune.workload.kinds.registry import kernel_kind, problem_from_key
+from autotune.workload.toml_tables import parse_duration
+from kernelgen.device import DeviceFacts, device_facts
+from kernelgen.errors import InputError
+
+if TYPE_CHECKING:
+    from rich.console import Console
+
+# Of the whole run, which ends within ten minutes with the pages that it writes.
+DEFAULT_BUDGET_S = 540.0
+# A run ends this much later than planned: the last trials, processes, and the compiler for the new schedules.
+_OVERRUN_S = 20.0
+# A direction is tuned after at least as many trials: the default, and the best schedules of similar kernels. Among them
+# is what the model loads already. On an idle CPU they take a dozen seconds.
+FEWEST_TRIALS = 8
+# Share of the budget for timing the model before and after, at most.
+_MOST_TIMING = 0.2
+# What the searches get at least, however slow the model is.
+_FEWEST_S = 10.0
+
+
+@dataclass(frozen=True)
+class ModelTuning:
+    """What a model runs here and how it is tuned; prints as a table.
+
+    before, after: every kernel that the model runs, with what it loaded then and loads now. places: by problem, names
+    of the modules. times: of the model's passes; empty if nothing was tuned or the run was interrupted.
+    """
+
+    name: str
+    device: str
+    before: tuple[Need, ...]
+    after: tuple[Need, ...]
+    places: Mapping[str, Sequence[str]]
+    times: tuple[PassTimes, ...] = ()
+
+    @property
+    def left(self) -> int:
+        """Number of kernels that are still not tuned."""
+        return sum(not need.is_tuned for need in self.after)
+
+    def __str__(self) -> str:
+        return as_text(self.name, self.device, self.before, self.after, self.places, self.times)
+
+
+def tune_model(
+    model: torch.nn.Module,
+    batch: Any,
+    *,
+    budget: float | str | None = None,
+    training: bool = False,
+    results: str | os.PathLike[str] | None = None,
+    trials: int | None = None,
+    sampler: str | None = None,
+    patience: int | None = None,
+    seed: int = 0,
+    with_peers: bool = False,
+    name: str = "model",
+    graph: str = "batch",
+    console: Console | None = None,
+) -> ModelTuning:
+    """Find out which kernels an accelerated model runs on a batch, and tune those that are not tuned on its device.
+
+        >>> accelerate(model)
+        >>> print(tune_model(model, batch, budget="10m"))
+
+    batch: a tensor or a dict, the model's only argument; a tuple of its arguments; or a function without arguments that
+    calls the model (``lambda: model(positions, cell)``, or a whole training step). Floating inputs that require
+    gradients get them, as in a model whose forces are computed outside. training: also tune a step of a loss on all
+    outputs. budget: seconds, or a text such as ``"10m"``, for all of it; default nine minutes. results: the folder of
+    the database, by default the user's; lookups see it during the call. name, graph: of the model and of the batch's
+    graph, for the table and the records. trials, sampler, patience, seed, with_peers: as for ``equitune tune``.
+
+    The model has the new schedules afterwards, as every model of this device will. Raises InputError if the model runs
+    no kernel of Equitune, ToolMissingError without the packages of extra ``tune``. Ctrl-C ends the search, and a second
+    call goes on.
+    """
+    require_tune("tune_model")
+    _check_module(model)
+    passes = passes_of(model, batch, training)
+    search = {"trials": trials, "sampler": sampler, "patience": patience, "seed": seed, "with_peers": with_peers}
+    seconds = DEFAULT_BUDGET_S if budget is None else parse_duration(budget)
+    return tune_passes(model, passes, seconds, search, results, name=name, graph=graph, console=console)
+
+
+def tune_passes(
+    model: torch.nn.Module,
+    passes: Passes,
+    seconds: float,
+    search: Mapping[str, Any],
+    results: str | os.PathLike[str] | None = None,
+    *,
+    name: str,
+    graph: str,
+    console: Console | None = None,
+    stopped: Callable[[], bool] = lambda: False,
+    on_found: Callable[[ModelTuning], None] = lambda found: None,
+) -> ModelTuning:
+    """:func:`tune_model` of passes that are functions, within ``seconds``.
+
+    search: options of ``tune``. stopped: whether the user wants to stop; then nothing more is timed. on_found: called
+    before the searches, with what is tuned already.
+    """
+    begin = time.monotonic()
+    with looked_up_in(results):
+        with recorded() as recording:
+            for call in passes.values():
+                call()
+        device = recording.device
+        if device is None:
+            raise InputError("the model ran no kernel of Equitune on this batch; call autotune.accelerate(model) first")
+        facts = device_facts(device)
+        before = needs_of(recording.requests, facts)
+        found = ModelTuning(name, facts.name, before, before, places_of(model))
+        on_found(found)
+        workloads = workloads_for(before, graph)
+        if not workloads:
+            return found
+        of_passes = sum(timed(call, device) for call in passes.values())
+        loaded = Loaded(model)
+        # Rounds, and the first call with the new schedules.
+        wanted, fewest = ((2 * rounds + 1) * of_passes for rounds in (ENOUGH_ROUNDS, FEWEST_ROUNDS))
+        kept = max(fewest, min(wanted, _MOST_TIMING * seconds))
+        left = max(_FEWEST_S, seconds - (time.monotonic() - begin) - kept - _OVERRUN_S)
+        _search(workloads, device, left, results, console, search)
+        keep_misses(facts, lock_s=1.0)
+        after = needs_of(recording.requests, facts)
+        found = replace(found, after=after)
+        if stopped() or not any(need.is_tuned and not old.is_tuned for old, need in zip(before, after, strict=True)):
+            return found
+        return replace(found, times=tuple(compare(passes, model, loaded, device, kept / len(passes))))
+
+
+def tune_misses(
+    device: str,
+    seconds: float,
+    search: Mapping[str, Any],
+    results: str | os.PathLike[str] | None = None,
+    *,
+    console: Console | None = None,
+    on_found: Callable[[ModelTuning], None] = lambda found: None,
+) -> ModelTuning:
+    """Tune what running models missed on a device, on random graphs of the sizes that they had.
+
+    The arguments are those of :func:`tune_passes`.
+    """
+    facts = device_facts(device)
+    with looked_up_in(results):
+        before = missed(facts)
+        found = ModelTuning("what models missed", facts.name, before, before, {})
+        on_found(found)
+        if workloads := workloads_for(before, "random"):
+            _search(workloads, torch.device(device), seconds, results, console, search)
+        keep_misses(facts, lock_s=1.0)
+        requests: dict[Any, Source] = {need.request: need.source for need in before}
+        return replace(found, after=needs_of(requests, facts))
+
+
+def missed(facts: DeviceFacts) -> tuple[Need, ...]:
+    """What running models missed on a device and has not been tuned since."""
+    return needs_of(sources_of(read_misses(facts)), facts)
+
+
+def _search(
+    workloads: tuple[Any, ...],
+    device: torch.device,
+    seconds: float,
+    results: str | os.PathLike[str] | None,
+    console: Console | None,
+    options: Mapping[str, Any],
+) -> None:
+    folder = writable_results_dir() if results is None else Path(results)
+    if device.type == "cuda":
+        torch.cuda.empty_cache()  # the searching processes need the memory
+    config = TuneConfig(folder / "a model", workloads)
+    tune(config, str(device), seconds, results_dir=folder, console=console, fewest_trials=FEWEST_TRIALS, **options)
+
+
+@contextlib.contextmanager
+def looked_up_in(results: str | os.PathLike[str] | None) -> Iterator[None]:
+    """Let lookups see a results folder in the block: in place of the user's own, if it is neither that nor shipped."""
+    before = os.environ.get("EQUITUNE_DATABASE")
+    if results is None or Path(results).resolve() in [folder.resolve() for folder in database_dirs()]:
+        yield
+        return
+    os.environ["EQUITUNE_DATABASE"] = str(results)
+    try:
+        yield
+    finally:
+        if before is None:
+            del os.environ["EQUITUNE_DATABASE"]
+        else:
+            os.environ["EQUITUNE_DATABASE"] = before
+
+
+def _check_module(model: object) -> None:
+    if not isinstance(model, torch.nn.Module):
+        raise InputError(f"model is of type {type(model).__name__}; expected a torch.nn.Module, accelerated")
+
+
+# The table of ``equitune tune --model``: each kernel of a model, what it loads, and the model's times.
+
+# Columns are as wide as needed: a narrower terminal wraps lines, but no number is truncated.
+WIDE = 1000
+# Longest text of a problem, in characters.
+MOST_TEXT = 48
+
+
+def as_text(
+    name: str,
+    device: str,
+    before: Sequence[Need],
+    after: Sequence[Need],
+    places: Mapping[str, Sequence[str]],
+    times: Iterable[PassTimes],
+) -> str:
+    """The whole text: kernels, one sentence on them, and the times of the passes."""
+    tuned = sum(need.is_tuned for need in before)
+    now = sum(need.is_tuned for need in after) - tuned
+    left = len(after) - tuned - now
+    counts = f"{len(after)} kernels: {tuned} tuned before, {now} tuned now, {left} not tuned"
+    lines = [f"{name} on {device}", *_kernels(before, after, places), counts]
+    lines += [_sentence(one) for one in times]
+    if not left:
+        lines.append("nothing is left to tune here")
+    return "\n".join(lines)
+
+
+def _kernels(before: Sequence[Need], after: Sequence[Need], places: Mapping[str, Sequence[str]]) -> list[str]:
+    from rich import box
+    from rich.console import Console
+    from rich.table import Table
+
+    table = Table(box=box.SIMPLE_HEAD)
+    for title in ("module", "kernel", "direction", "dtype, layout", "graph", "before", "now"):
+        table.add_column(title, no_wrap=True)
+    for title in ("time", "vs default"):
+        table.add_column(title, no_wrap=True, justify="right")
+    names = {problem: name for name, problem in load_all().items()}
+    for old, new in zip(before, after, strict=True):
+        asked, problem = old.request, problem_from_key(old.request.problem)
+        first = kernel_kind(asked.operation).describe(problem)[0]
+        what = names.get(problem) or (first if len(first) <= MOST_TEXT else label_of(problem, asked.operation, names))
+        kind = f"{asked.dtype} {asked.layout}" + (" deterministic" if asked.deterministic else "")
+        place = _place(places.get(asked.problem, ()))
+        row = (place, what, direction_name(asked.direction), kind, asked.graph_class.text, old.found.origin)
+        table.add_row(*row, _now(old, new), *_figures(new.found))
+    out = io.StringIO()
+    Console(file=out, width=WIDE, no_color=True, markup=False, emoji=False).print(table)
+    return [line.rstrip() for line in out.getvalue().splitlines() if line.strip()]
+
+
+def _place(names: Sequence[str]) -> str:
+    return "" if not names else names[0] + (f" and {len(names) - 1} more" if len(names) > 1 else "")
+
+
+def _now(old: Need, new: Need) -> str:
+    if not new.is_tuned:
+        return "not tuned"
+    return "tuned already" if old.is_tuned else "tuned"
+
+
+def _figures(found: Tuning) -> tuple[str, str]:
+    """Time of a tuned kernel, and its speed-up over the default schedule."""
+    entry = found.entry
+    if entry is None or found.origin != "exact":
+        return "", ""
+    return time_text(entry.time_us), ratio_text(entry.default["time_us"] / entry.time_us)
+
+
+def _sentence(one: PassTimes) -> str:
+    times = f"{time_text(1e3 * one.before_ms)} before, {time_text(1e3 * one.after_ms)} after"
+    interval = f"{one.low:.2f} to {one.high:.2f}, " if math.isfinite(one.high) else ""
+    return f"{one.name}: {times}: {one.ratio:.2f} times as fast ({interval}{one.rounds} rounds)"
