@@ -11,6 +11,7 @@ __all__ = [
     "ConfigError",
     "DatabaseError",
     "PeerError",
+    "ReportError",
     "StudyError",
     "TuningMissError",
     "WorkerError",
@@ -44,3 +45,7 @@ def unknown_name(what: str, given: str, known: Iterable[str]) -> str:
     near = difflib.get_close_matches(given, names, 1, cutoff=0.5)
     hint = f"did you mean {near[0]!r}?" if near else f"expected one of {', '.join(names)}"
     return f"unknown {what} {given!r}; {hint}"
+
+
+class ReportError(EquituneError, ValueError):
+    """A results file that the report cannot read."""

@@ -16,6 +16,10 @@ MOVED: dict[str, str] = {
     "bench.rows": "bench.text",
     "bench.session": "bench.models.held_memory bench.models.measuring bench.models.session bench.models.values",
     "bench.whole_models": "bench.models.run",
+    "cli.bench": "cli.model_rows",
+    "cli.pack": "cli.packs.command",
+    "cli.packing": "cli.packs.certificates cli.packs.of_model cli.packs.of_problem cli.packs.of_suite",
+    "cli.tune": "cli.tune_model",
     "compare.comparison": "compare.sampling",
     "compare.peers.harmonics": "compare.peers.edge_vectors compare.peers.spherical_harmonics",
     "compare.precompile": "compare.ahead compare.idle_process",
@@ -32,6 +36,7 @@ MOVED: dict[str, str] = {
     ),
     "database.predicted": "database.prediction.first_runs database.prediction.pool database.prediction.predicted",
     "database.trials": "database.quarantine database.trial_archive database.trial_records",
+    "errors": "report.errors",
     "measure.operations": (
         "measure.autograd_passes measure.runs.base measure.runs.edge_vectors "
         "measure.runs.radial_convolution measure.runs.registry measure.runs.spherical_harmonics "
@@ -61,6 +66,24 @@ MOVED: dict[str, str] = {
         "replay.defaults.evaluate replay.defaults.peers replay.defaults.run replay.defaults.text "
         "replay.defaults.transfer"
     ),
+    "report.charts": (
+        "report.html.figures report.html.knobs report.html.samples report.html.suite_figures report.html.svg"
+    ),
+    "report.compare": "report.compare_page",
+    "report.devices": "report.data.device_data report.data.devices",
+    "report.head": (
+        "report.sections.devices report.sections.first_screen.kernels "
+        "report.sections.first_screen.models report.sections.first_screen.reproduce "
+        "report.sections.first_screen.screen report.sections.method"
+    ),
+    "report.kernels": (
+        "report.sections.roofline report.sections.suite report.sections.suite_details report.sections.suite_summary"
+    ),
+    "report.markup": "report.html.bars report.html.frame report.html.markup report.html.packed",
+    "report.models": "report.sections.largest report.sections.models",
+    "report.rows": "report.data.knob_importance report.data.model_rows report.data.suite_rows",
+    "report.sources": "report.html.sources",
+    "report.tuning": "report.sections.replays report.sections.search report.sections.tuned_rows",
     "search.loop": "search.pruning search.trial_steps",
     "search.shared": (
         "search.sharing.claims search.sharing.locks search.sharing.optuna_storage search.sharing.storage_access"
@@ -91,6 +114,25 @@ RENAMED: dict[str, dict[str, str]] = {
     "database.prediction.features": {"NAMES": "FEATURES", "WORK": "WORK_NAMES"},
     "database.prediction.work": {"NAMES": "WORK_NAMES", "schedule_of": "cuda_schedule"},
     "replay.defaults.choices": {"TRIED": "ANY_TRIAL"},
+    "report.html.samples": {"WIDTH": "STRIPS_WIDTH", "LANE": "STRIP"},
+    "report.html.suite_figures": {"LANE": "LANE_INCHES"},
+    "report.sections.devices": {"HINT": "DEVICES_HINT"},
+    "report.sections.first_screen.kernels": {
+        "sentence": "kernels_sentence",
+        "choices": "kernel_choices",
+        "AXES": "KERNEL_AXES",
+        "first_of": "first_kernel_row",
+        "STOCK": "STOCK_KERNELS",
+    },
+    "report.sections.first_screen.models": {
+        "sentence": "models_sentence",
+        "choices": "model_choices",
+        "AXES": "MODEL_AXES",
+        "first_of": "first_model_row",
+    },
+    "report.sections.largest": {"HINT": "LARGEST_HINT"},
+    "report.sections.models": {"HINT": "MODELS_HINT"},
+    "report.sections.roofline": {"HINT": "ROOFLINE_HINT"},
 }
 _OLD = {old for names in MOVED.values() for old in names.split()}
 _OLD |= {old.rpartition(".")[0] for old in _OLD}

@@ -76,7 +76,7 @@ import kernelgen
 from autotune.compare.peers import peer_names
 from autotune.database.entry import CHOICES
 from autotune.measure.operations import runs_of
-from autotune.report.data.suite_rows import GROUPS, SuiteRow
+from autotune.report.rows import GROUPS, SuiteRow
 from autotune.search.space import space_of
 from autotune.workload.config import load_config
 from autotune.workload.config import find_problem

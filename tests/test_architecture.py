@@ -68,9 +68,8 @@ LONE = frozenset(
         "autotune.cli",
         "autotune.cli.bench",
         "autotune.cli.database",
-        "autotune.cli.model_rows",
-        "autotune.cli.packs.of_model",
-        "autotune.cli.packs.of_suite",
+        "autotune.cli.pack",
+        "autotune.cli.packing",
         "autotune.cli.replay",
         "autotune.cli.tune",
         "autotune.integrations.mace_backend.contraction",
@@ -83,9 +82,8 @@ LONE = frozenset(
         "autotune.models.packages.allegro",
         "autotune.models.packages.mace",
         "autotune.models.packages.sevennet",
-        "autotune.report.sections.first_screen.kernels",
-        "autotune.report.sections.first_screen.models",
-        "autotune.report.sections.suite_details",
+        "autotune.report.models",
+        "autotune.report.tuning",
         "kernelgen.kernels.radial.warpgroup",
     }
 )

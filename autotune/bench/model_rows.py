@@ -133,7 +133,7 @@ def own_code() -> str:
 
     Comments, docstrings and blanks of Python do not count.
     """
-    package = Path(__file__).resolve().parents[2]
+    package = Path(__file__).resolve().parents[1]
     texts = []
     for path in sorted(path for folder in _RUN for path in (package / folder).rglob("*.*")):
         if path.suffix in (".py", ".cuh", ".hpp"):

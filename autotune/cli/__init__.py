@@ -1,7 +1,8 @@
 """The command ``equitune``.
 
-Read ``commands`` (``tune``, ``report`` and others), ``options``, ``bench``, ``database`` (``equitune db``), ``show``,
-``doctor`` and ``replay``. Without the packages of extra ``tune``, typer among them, ``without_tune`` answers.
+Read ``commands`` (``tune``, ``report`` and others), ``options``, ``tune``, ``bench``, ``database`` (``equitune db``),
+``show`` (and ``replay``), ``doctor`` and ``pack`` with ``packing``. Without the packages of extra ``tune``, typer among
+them, ``without_tune`` answers.
 """
 
 from __future__ import annotations

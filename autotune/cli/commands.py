@@ -32,10 +32,9 @@ from autotune.cli.options import (
     write_comparison_page,
     write_pages,
 )
-from autotune.cli.packs.command import PACK_EXAMPLES, pack
+from autotune.cli.pack import PACK_EXAMPLES, pack
 from autotune.cli.replay import REPLAY_EXAMPLES, record, replay
-from autotune.cli.tune import TUNE_EXAMPLES, tune
-from autotune.cli.tune_model import show_misses
+from autotune.cli.tune import TUNE_EXAMPLES, show_misses, tune
 from kernelgen.files import with_fit_texts
 
 app = typer.Typer(

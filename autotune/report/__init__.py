@@ -9,8 +9,8 @@ import os
 import tempfile
 from pathlib import Path
 
+from autotune.errors import ReportError
 from autotune.paths import named_in_errors
-from autotune.report.errors import ReportError
 
 __all__ = ["ReportError", "summary_table", "write_comparison", "write_reports"]
 
@@ -21,8 +21,7 @@ def write_reports(results_dir: str | Path, reports_dir: str | Path, only: str | 
     only: the slug of the only device to write. Equal results give equal bytes. Raises ReportError for an unreadable
     results file, before any page is replaced.
     """
-    from autotune.report.data.device_data import device_slugs, load_device
-    from autotune.report.data.devices import all_rows
+    from autotune.report.devices import all_rows, device_slugs, load_device
     from autotune.report.page import build_page
 
     results, reports = Path(results_dir), Path(reports_dir)
@@ -38,8 +37,7 @@ def write_comparison(before: str | Path, after: str | Path, reports_dir: str | P
 
     Raises ReportError for anything else.
     """
-    from autotune.report.compare import compare, load_record
-    from autotune.report.compare_page import build_comparison
+    from autotune.report.compare import build_comparison, compare, load_record
 
     first, second = load_record(Path(before)), load_record(Path(after))
     page = build_comparison(compare(first, second))

@@ -5,14 +5,21 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from typing import Any
 
-from autotune.report.data.device_data import DeviceData
-from autotune.report.data.devices import DeviceRows
-from autotune.report.html.frame import Section, document
-from autotune.report.html.markup import Markup, folded, join, tag
-from autotune.report.html.sources import Sources, write_sources
-from autotune.report.sections import devices, largest, method, models, replays, roofline, search, suite, tuned_rows
-from autotune.report.sections.first_screen.screen import first_screen, kernel_picker
-from autotune.report.sections.tuned_rows import entry_schedules
+from autotune.report.devices import DeviceData, DeviceRows
+from autotune.report.head import devices, first_screen, kernel_picker, method, provenance
+from autotune.report.kernels import roofline, suite
+from autotune.report.markup import Markup, Section, document, folded, join, tag
+from autotune.report.models import largest, models
+from autotune.report.sources import Sources, write_sources
+from autotune.report.tuning import (
+    entry_schedules,
+    failures,
+    knobs,
+    progress,
+    replays,
+    row_table,
+    winners,
+)
 from autotune.text import TUNED, count
 
 
@@ -46,34 +53,34 @@ def _sections(data: DeviceData, others: Sequence[DeviceRows], sources: Sources) 
     hint = "Click a column head to sort. Click the line below a row to see its schedule, source and raw samples."
     click = tag("p", hint, class_="hint screen")
     if data.models:
-        yield Section("models", "Models", models.models(data.models))
-    yield Section("largest", "Largest crystal that fits", largest.largest(data.largest))
+        yield Section("models", "Models", models(data.models))
+    yield Section("largest", "Largest crystal that fits", largest(data.largest))
     picked = kernel_picker(data) if data.models else None  # else it is the first screen
-    yield Section("kernels", "Kernels", join((picked, suite.suite(data.suite, sources))))
-    yield Section("roofline", "Roofline", roofline.roofline(data) or Markup(""), "kernels against the device's memory")
+    yield Section("kernels", "Kernels", join((picked, suite(data.suite, sources))))
+    yield Section("roofline", "Roofline", roofline(data) or Markup(""), "kernels against the device's memory")
     text = ", ".join(rows.name for rows in others)
-    yield Section("devices", "Devices compared", devices.devices(others, data.slug) or Markup(""), text)
+    yield Section("devices", "Devices compared", devices(others, data.slug) or Markup(""), text)
     searched = f"{count(len(data.entries))} tuned kernels, {count(len(data.trials))} trials"
     yield Section("search", "The search", _search(data, join((click, _tuned(data, sources)))), searched)
-    yield Section("method", "How it was measured", method.method(data), "values first, cold caches, in turns")
+    yield Section("method", "How it was measured", method(data), "values first, cold caches, in turns")
     told = "device, versions, commands, generators, hashes"
-    yield Section("provenance", "Provenance", method.provenance(data), told)
+    yield Section("provenance", "Provenance", provenance(data), told)
 
 
 def _tuned(data: DeviceData, sources: Sources) -> Markup:
     none = tag("p", "No tuned row is stored for this device.", class_="hint")
-    return tuned_rows.row_table(data, sources) or none
+    return row_table(data, sources) or none
 
 
 def _search(data: DeviceData, tuned: Markup) -> Markup:
     """The story of the search, which is long and unfolds only on demand."""
     parts = (
         ("rows", "Every tuned row", tuned),
-        ("progress", "Progress", search.progress(data)),
-        ("replay", "Samplers compared", replays.replays(data.replays)),
-        ("knobs", "Which knobs mattered", search.knobs(data)),
-        ("winners", "Winning schedules", search.winners(data)),
-        ("failures", "Outcomes and failures", search.failures(data)),
+        ("progress", "Progress", progress(data)),
+        ("replay", "Samplers compared", replays(data.replays)),
+        ("knobs", "Which knobs mattered", knobs(data)),
+        ("winners", "Winning schedules", winners(data)),
+        ("failures", "Outcomes and failures", failures(data)),
     )
     return join(tag("details", tag("summary", tag("h3", title, id=anchor)), folded(content), class_="fold")
                 for anchor, title, content in parts)  # fmt: skip

@@ -7,7 +7,7 @@ import math
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from autotune.report.data.device_data import DeviceData, device_slugs, load_device
+from autotune.report.devices import DeviceData, device_slugs, load_device
 from autotune.text import MISSING, TUNED, contender_name, direction_name, error_text, ratio_text, time_text
 
 if TYPE_CHECKING:

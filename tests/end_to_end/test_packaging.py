@@ -18,7 +18,7 @@ import pytest
 from packaging.requirements import Requirement
 from places import ROOT, SUPPORT
 
-from autotune.cli.packs.of_suite import Kernels, suite, write_suite
+from autotune.cli.packing import Kernels, suite, write_suite
 from autotune.workload.toml_tables import read_toml
 from kernelgen.build.host import default_level
 

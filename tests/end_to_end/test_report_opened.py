@@ -24,10 +24,9 @@ from report_samples import (
 )
 
 from autotune.database.maintenance import facts_of_record, hash_of_text, source_text
-from autotune.report.html.markup import folded, join, tag
-from autotune.report.html.packed import unfolding
-from autotune.report.html.samples import axis_limit, samples, strips
-from autotune.report.html.sources import KernelSource, Sources, pack, write_sources
+from autotune.report.charts import axis_limit, samples, strips
+from autotune.report.markup import folded, join, tag, unfolding
+from autotune.report.sources import KernelSource, Sources, pack, write_sources
 from autotune.workload.config import find_problem
 from kernelgen.kernels.product.schedule import schedule_from_dict
 from kernelgen.version import GENERATOR_VERSION

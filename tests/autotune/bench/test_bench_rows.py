@@ -27,7 +27,7 @@ from autotune.bench.rows import (
     stored_rows,
     summary_lines,
 )
-from autotune.report.data.suite_rows import SuiteRow
+from autotune.report.rows import SuiteRow
 from autotune.workload.config import load_problems
 from kernelgen.problem.product import RadialProblem
 

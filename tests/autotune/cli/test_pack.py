@@ -9,7 +9,8 @@ import pytest
 import torch
 
 from autotune.cli import commands
-from autotune.cli.packs import of_model, of_suite
+from autotune.cli import packing as of_model
+from autotune.cli import packing as of_suite
 from kernelgen.build.compiler import compile_source
 from kernelgen.build.host import default_level
 from kernelgen.build.pack_file import PackFile

@@ -20,7 +20,7 @@ from autotune.database.maintenance import merge_file, pack_trials
 from autotune.database.store import device_files, read_table
 from autotune.errors import DatabaseError
 from autotune.replay.samplers import load_record
-from autotune.report.data.device_data import device_slugs, load_device
+from autotune.report.devices import device_slugs, load_device
 from autotune.search.space import search_space
 
 RESULTS = ROOT / "results"

@@ -10,12 +10,12 @@ from pathlib import Path
 import pytest
 from report_samples import DEVICE, SLUG, Page, page_of, write, write_results
 
+from autotune.errors import ReportError
+from autotune.report import head as kernels
 from autotune.report import summary_table, write_reports
-from autotune.report.data.device_data import load_device
-from autotune.report.data.knob_importance import knob_importances
-from autotune.report.errors import ReportError
-from autotune.report.sections.first_screen import kernels
-from autotune.report.sections.tuned_rows import best_peer
+from autotune.report.devices import load_device
+from autotune.report.rows import knob_importances
+from autotune.report.tuning import best_peer
 from autotune.text import error_text, geometric_mean, ratio_text, time_text
 from autotune.tune import settings as progress
 
@@ -89,7 +89,7 @@ def test_the_sentence_is_about_all_rows(results: Path, page: Page) -> None:
     rows = kernels.kernel_rows(load_device(results, SLUG))
     assert len(rows) == 8
     text = f"On this {DEVICE['name']}, Equitune's kernels are 12× as fast as the fastest peer on the mean of 8 rows, least 12×."  # noqa: E501
-    assert kernels.sentence(rows, DEVICE["name"]) == text and text in page.words
+    assert kernels.kernels_sentence(rows, DEVICE["name"]) == text and text in page.words
     assert geometric_mean([2.0, 8.0, math.nan]) == pytest.approx(4.0) and math.isnan(geometric_mean([]))
 
 

@@ -15,19 +15,17 @@ from model_samples import all_rows, figures, model_row, write_models
 from places import ROOT
 from report_samples import DEVICE, SLUG, Page, page_of, suite_row, unpacked, write_results, write_suite
 
+from autotune.report import head as devices
+from autotune.report import head as kernels
+from autotune.report import head as models
 from autotune.report import write_reports
-from autotune.report.data.device_data import load_device
-from autotune.report.data.devices import DeviceRows
-from autotune.report.data.model_rows import NOTHING_TUNED, ModelRow, model_rows
-from autotune.report.data.suite_rows import SuiteRow
-from autotune.report.html.bars import bars, picker
-from autotune.report.html.sources import Sources
-from autotune.report.sections import devices
-from autotune.report.sections.first_screen import kernels, models
-from autotune.report.sections.first_screen.reproduce import config_lines, kernel_command, shipped
-from autotune.report.sections.models import models as models_section
-from autotune.report.sections.suite_details import details
-from autotune.report.sections.suite_summary import summary
+from autotune.report.devices import DeviceRows, load_device
+from autotune.report.head import config_lines, kernel_command, shipped
+from autotune.report.kernels import details, summary
+from autotune.report.markup import bars, picker
+from autotune.report.models import models as models_section
+from autotune.report.rows import NOTHING_TUNED, ModelRow, SuiteRow, model_rows
+from autotune.report.sources import Sources
 from autotune.text import floored_ratio
 from autotune.workload.config import load_config
 
@@ -58,7 +56,7 @@ def test_the_sentence_tells_mean_least_and_memory_of_all_rows(page: Page) -> Non
     rows = model_rows({"rows": all_rows()})
     # Seven rows at 1.5 and one at 0.9; memory goes with time in the made-up record.
     mean = (1.5**7 * 0.9) ** (1 / 8)
-    assert models.sentence(rows, "X") == (
+    assert models.models_sentence(rows, "X") == (
         f"On this X, Equitune runs 4 models × structures {math.floor(mean * 100) / 100:.2f}× as fast as the fastest other path "  # noqa: E501
         f"on the mean, least 0.90×, with {1 / mean:.2f}× the memory."
     )
@@ -66,11 +64,11 @@ def test_the_sentence_tells_mean_least_and_memory_of_all_rows(page: Page) -> Non
         "Equitune's convolution and cuEquivariance's other parts together run 1 model 3.00× as fast as the fastest "
         "path without Equitune, least 3.00×."
     )
-    assert {models.sentence(rows, DEVICE["name"]), models.joint_sentence(rows)} <= {*page.words}
+    assert {models.models_sentence(rows, DEVICE["name"]), models.joint_sentence(rows)} <= {*page.words}
     assert models.joint_sentence(rows[:1]) == ""
-    assert models.sentence(rows[:1], "X").startswith("On this X, Equitune runs 1 model 1.50×")
+    assert models.models_sentence(rows[:1], "X").startswith("On this X, Equitune runs 1 model 1.50×")
     alone = [ModelRow(row.record | {"contenders": {"equitune": {"wall_ms": 3}}}) for row in rows]
-    assert "No model has been timed with Equitune and without it" in models.sentence(alone, "X")
+    assert "No model has been timed with Equitune and without it" in models.models_sentence(alone, "X")
 
 
 def test_the_first_row_is_a_usual_one_near_the_mean() -> None:
@@ -80,17 +78,17 @@ def test_the_first_row_is_a_usual_one_near_the_mean() -> None:
         model_row("made-up-mace", "made-up-liquid", "energy_forces", 2.1),
         model_row("made-up-sevennet", "made-up-liquid", "energy_forces", 2.0, dtype="float64"),
     ]})  # fmt: skip
-    first = rows[models.first_of(rows)]
+    first = rows[models.first_model_row(rows)]
     assert (first.text("structure"), first.text("pass"), first.ratio) == ("made-up-liquid", "energy_forces", 2.1)
     kernel_rows = [SuiteRow(suite_row("a", graph, which, ratio)) for graph, which, ratio in (
         ("molecule", "force_step", 30.0), ("carbon", "force_step", 3.0), ("carbon", "forward", 3.1),
         ("water", "force_step", 1.1))]  # fmt: skip
-    assert kernels.first_of(kernel_rows) == 1
+    assert kernels.first_kernel_row(kernel_rows) == 1
 
 
 def test_four_bars_with_times_and_ratios() -> None:
     row = ModelRow(model_row("made-up-mace", "made-up-molecule", "energy_forces"))
-    (choice,) = models.choices([row])
+    (choice,) = models.model_choices([row])
     assert [(bar.name, bar.role) for bar in choice.bars] == [
         *(("Equitune", "tuned"), ("cuEquivariance", "fastest other path")),
         *(("MACE", "stock"), ("Equitune", "untuned default")),
@@ -114,10 +112,10 @@ def test_a_device_without_tuned_entries_and_with_stock_alone_is_told_as_such() -
     for record in all_rows()[:2]:
         cells = {name: record["contenders"][name] for name in ("equitune", "stock")}
         rows.append(ModelRow(record | {"contenders": cells, "database": NOTHING_TUNED}))
-    said = models.sentence(rows, "X")
+    said = models.models_sentence(rows, "X")
     assert said.startswith("On this X, Equitune runs 1 model 12× as fast as stock on the mean, least 12×")
     assert said.endswith("Nothing was tuned on it.")
-    (choice, _) = models.choices(rows)
+    (choice, _) = models.model_choices(rows)
     assert [(bar.name, bar.role) for bar in choice.bars] == [
         ("Equitune", "not tuned on this device"),
         ("MACE", "stock"),
@@ -135,7 +133,7 @@ def test_equitune_with_cuequivariance_is_no_other_path() -> None:
     row["contenders"]["equitune+cuequivariance"] = row["contenders"]["equitune"] | {"wall_ms": 8.0}
     (made,) = model_rows({"rows": [row]})
     assert (made.best_other, made.fastest) == ("cuequivariance", "cuequivariance")
-    (choice,) = models.choices([made])
+    (choice,) = models.model_choices([made])
     assert [(bar.name, bar.role) for bar in choice.bars][:3] == [
         ("Equitune", "tuned"),
         ("Equitune with cuEquivariance", models.JOINT_ROLE),
@@ -150,7 +148,7 @@ def test_equitune_with_cuequivariance_is_no_other_path() -> None:
 def test_a_ratio_beside_a_bar_never_reads_better_than_it_is() -> None:
     row = model_row("made-up-mace", "made-up-molecule", "energy_forces", 1.0)
     row["contenders"]["cuequivariance"]["wall_ms"] = 0.9999 * row["contenders"]["equitune"]["wall_ms"]
-    (choice,) = models.choices([ModelRow(row)])
+    (choice,) = models.model_choices([ModelRow(row)])
     assert "0.99× as fast" in plain(bars(choice, "")) and 'class="times slow"' in bars(choice, "")
 
 
@@ -159,7 +157,7 @@ def test_a_captured_step_has_a_bar_of_its_own() -> None:
     ours = record["contenders"]["equitune"]["wall_ms"]
     record["contenders"]["equitune-captured"] = figures(ours / 10, 21)
     row = ModelRow(record)
-    (choice,) = models.choices([row])
+    (choice,) = models.model_choices([row])
     assert [(bar.name, bar.role) for bar in choice.bars][1] == ("Equitune", "captured: one launch a step")
     assert row.best_other == "cuequivariance" and "captured, a step is 15× as fast as cuEquivariance" in choice.facts
     text = plain(bars(choice, "peak memory"))
@@ -168,18 +166,18 @@ def test_a_captured_step_has_a_bar_of_its_own() -> None:
     assert "other path / captured" in section and "2.00 ms 15×" in section
     training = model_row("made-up-mace", "made-up-molecule", "training")
     training["contenders"]["equitune-captured"] = {"error": "no gradients of weights"}
-    (choice,) = models.choices([ModelRow(training)])
+    (choice,) = models.model_choices([ModelRow(training)])
     assert "captured" not in plain(bars(choice, "")) and "Captured" not in plain(models_section([ModelRow(training)]))
 
 
 def test_bars_are_to_scale_and_a_far_longer_one_is_cut() -> None:
-    (choice,) = models.choices([ModelRow(model_row("made-up-mace", "made-up-molecule", "energy_forces", 1.5))])
+    (choice,) = models.model_choices([ModelRow(model_row("made-up-mace", "made-up-molecule", "energy_forces", 1.5))])
     drawn = bars(choice, "")
     ours, other, stock, default = (float(share) for share in re.findall(r"width:([\d.]+)%", drawn))
     assert stock == 100 and drawn.count('class="cut"') == 1 and "The bar is cut" in drawn
     assert other / ours == pytest.approx(1.5, rel=0.01) and default / ours == pytest.approx(1.25, rel=0.01)
     row = model_row("made-up-mace", "made-up-molecule", "energy_forces", 4.0)
-    (near,) = models.choices([ModelRow(row)])
+    (near,) = models.model_choices([ModelRow(row)])
     assert 'class="cut"' not in bars(near, ""), "12 times is no more than 4 times the 4 times of the next"
     assert re.findall(r"width:([\d.]+)%", bars(near, ""))[2] == "100.0"
 
@@ -187,10 +185,10 @@ def test_bars_are_to_scale_and_a_far_longer_one_is_cut() -> None:
 def test_a_contender_without_a_figure_says_why() -> None:
     row = model_row("made-up-mace", "made-up-liquid", "training")
     row["contenders"]["stock"] = {"error": "out of memory <on this device>"}
-    (choice,) = models.choices([ModelRow(row)])
+    (choice,) = models.model_choices([ModelRow(row)])
     assert "out of memory &lt;on this device&gt;" in bars(choice, "")
     row["contenders"] = {name: found for name, found in row["contenders"].items() if "equi" not in name[1:]}
-    (alone,) = models.choices([ModelRow(row)])
+    (alone,) = models.model_choices([ModelRow(row)])
     assert [bar.role for bar in alone.bars] == [
         "tuned",
         "stock",
@@ -200,7 +198,7 @@ def test_a_contender_without_a_figure_says_why() -> None:
 
 def test_every_row_can_be_picked(page: Page) -> None:
     data = unpacked(page.text, "model-rows")
-    assert data["axes"] == list(models.AXES) and len(data["rows"]) == 8
+    assert data["axes"] == list(models.MODEL_AXES) and len(data["rows"]) == 8
     assert len({tuple(row[:-1]) for row in data["rows"]}) == 8
     shown = data["rows"][data["first"]]
     assert shown[-1] in page.text and " \N{MIDDLE DOT} ".join(shown[:-1]) in page.words
@@ -237,13 +235,13 @@ def test_devices_are_compared_where_several_have_rows(tmp_path: Path) -> None:
 def test_the_order_of_a_graph_is_told_where_it_was_measured() -> None:
     row = suite_row("a", "water", "forward")
     for given in (0.125, {"equitune": 0.125, "openequivariance": 0.25}):
-        (choice,) = kernels.choices([SuiteRow(row | {"order_ms": given})], "cuda")
+        (choice,) = kernels.kernel_choices([SuiteRow(row | {"order_ms": given})], "cuda")
         assert "ordering a new graph takes 125\N{NO-BREAK SPACE}µs" in choice.facts
         # The first number is Equitune's alone.
         shown = plain(details(SuiteRow(row | {"order_ms": given}), Sources()))
         assert "Ordering of a new graph" in shown and ("250 µs" in shown) is isinstance(given, dict)
     assert "Ordering" not in plain(details(SuiteRow(row), Sources()))
-    (choice,) = kernels.choices([SuiteRow(row)], "cuda")
+    (choice,) = kernels.kernel_choices([SuiteRow(row)], "cuda")
     assert not any("ordering" in fact for fact in choice.facts)
 
 
@@ -311,7 +309,7 @@ def test_a_newcomers_page_of_one_tuned_workload_answers_too(tmp_path: Path) -> N
 
 
 def test_a_picker_of_one_row_and_names_that_need_care() -> None:
-    choice = kernels.choices([SuiteRow(suite_row("a <b> & c", "water", "forward"))], "cpu")
-    drawn = picker("some-rows", kernels.AXES, choice, "extra memory")
+    choice = kernels.kernel_choices([SuiteRow(suite_row("a <b> & c", "water", "forward"))], "cpu")
+    drawn = picker("some-rows", kernels.KERNEL_AXES, choice, "extra memory")
     assert "a &lt;b&gt; &amp; c" in drawn and "<b>" not in drawn
     assert unpacked(drawn, "some-rows")["rows"][0][0] == "a <b> & c", "the script makes text of it, not markup"

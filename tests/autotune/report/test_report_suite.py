@@ -23,12 +23,11 @@ from report_samples import (
     write_suite,
 )
 
-from autotune.report.data.device_data import load_device
-from autotune.report.data.suite_rows import SuiteRow, prices
-from autotune.report.html.sources import Sources
-from autotune.report.sections.replays import sampler_name, trials_text
-from autotune.report.sections.suite import suite
-from autotune.report.sections.suite_summary import summary
+from autotune.report.devices import load_device
+from autotune.report.kernels import suite, summary
+from autotune.report.rows import SuiteRow, prices
+from autotune.report.sources import Sources
+from autotune.report.tuning import sampler_name, trials_text
 from autotune.text import floored_ratio
 
 NEW_KEYS = ("deterministic", "memory", "host_us", "schedules", "origins", "resources", "errors")

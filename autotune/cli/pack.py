@@ -77,7 +77,7 @@ def pack(
         return
     indices = tuple(index or ("int64",))
     if model is not None:
-        from autotune.cli.packs.of_model import write_of_model
+        from autotune.cli.packing import write_of_model
 
         path = out or Path(model.replace(":", "-")).with_suffix(".pack")
         written = write_of_model(model, structure, path, dtype=dtype, training=training, cpu=cpu, archs=archs)
@@ -95,7 +95,7 @@ def pack(
 def _suite(folder: Path, archs: tuple[str, ...], cpu: str | None, name: str | None, training: bool) -> None:
     import platform
 
-    from autotune.cli.packs.of_suite import suite, write_suite
+    from autotune.cli.packing import suite, write_suite
     from kernelgen.build.host import LEVELS
 
     levels = cpu.split(",") if cpu else list(LEVELS.get(platform.machine(), ["native"]))
@@ -116,7 +116,7 @@ def _of_file_or_problem(
     of_problem: tuple[str, str, str],
     training: bool,
 ) -> Written:
-    from autotune.cli.packs.certificates import certificates
+    from autotune.cli.packing import certificates
     from kernelgen.packs.write import write_calls
 
     nodes: tuple[str, ...] = ()
@@ -125,7 +125,7 @@ def _of_file_or_problem(
 
         calls = calls_in(what)
     else:
-        from autotune.cli.packs.of_problem import calls_of
+        from autotune.cli.packing import calls_of
 
         calls = calls_of(what, *of_problem, archs=archs, training=training)
         nodes = (of_problem[1],)

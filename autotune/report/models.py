@@ -1,25 +1,16 @@
-"""Section on whole models: every row, with all its paths, errors and versions below it."""
+"""The sections about whole models: their rows, and the largest crystal that fits."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from typing import Any
 
 from autotune.bench.contenders import shares_text
-from autotune.report.data.model_rows import MIB, ModelRow, compared_with
-from autotune.report.html.markup import (
-    Cell,
-    Column,
-    Group,
-    Markup,
-    definitions,
-    folded,
-    grouped_table,
-    join,
-    table,
-    tag,
-)
-from autotune.report.sections.first_screen.reproduce import commands
+from autotune.bench.largest import atoms_of, largest_other, why_ended
+from autotune.report.head import commands
+from autotune.report.markup import Cell, Column, Group, Markup, definitions, folded, grouped_table, join, table, tag
+from autotune.report.rows import MIB, ModelRow, compared_with, mapping, number
 from autotune.text import (
     CAPTURED,
     DEFAULT,
@@ -37,7 +28,9 @@ from autotune.text import (
     time_text,
 )
 
-HINT = "Wall time of a whole call, with the work of the host; the time of the device is below. Each path ran in a process of its own, with nothing beside it. Speed-up: {}'s time over Equitune's, rounded down."  # noqa: E501
+# Section on whole models: every row, with all its paths, errors and versions below it.
+
+MODELS_HINT = "Wall time of a whole call, with the work of the host; the time of the device is below. Each path ran in a process of its own, with nothing beside it. Speed-up: {}'s time over Equitune's, rounded down."  # noqa: E501
 
 
 def models(rows: Sequence[ModelRow]) -> Markup:
@@ -58,7 +51,7 @@ def models(rows: Sequence[ModelRow]) -> Markup:
     groups = [Group(_cells(row, *kind), _details(row), "lost" if row.ratio < 1 else "") for row in rows]
     return join(
         (
-            tag("p", HINT.format(compared_with(rows)), class_="hint"),
+            tag("p", MODELS_HINT.format(compared_with(rows)), class_="hint"),
             grouped_table("Every row of the models", columns, groups),
         )
     )
@@ -181,3 +174,45 @@ def _held(row: ModelRow, name: str) -> Cell:
     if not parts:
         return Cell(MISSING)
     return Cell(f"{binary_text(MIB * sum(parts.values()))}: {shares_text(parts)}", kind="wrap")
+
+
+# Section on memory: the largest diamond crystal that each way to run a model has room for.
+
+LARGEST_HINT = "Energies, forces and stress of one step, each path alone on the device. The crystal was doubled until it failed, so up to twice as many atoms may fit."  # noqa: E501
+
+
+def largest(rows: Sequence[ModelRow]) -> Markup:
+    """The whole section; empty without rows."""
+    if not rows:
+        return Markup("")
+    columns = [Column("Model"), Column("Path"), Column("Atoms", True, "over the largest other path's")]
+    columns += [Column("Edges", True), Column("Peak memory", True), Column("A step", True), Column("Ended by")]
+    body = [_line(row, name) for row in rows for name in _by_atoms(row)]
+    told = [commands(row.text("command")) for row in rows if row.text("command")]
+    return join((tag("p", LARGEST_HINT, class_="hint"), table("Largest diamond crystals", columns, body), *told))
+
+
+def _by_atoms(row: ModelRow) -> list[str]:
+    return sorted(row.contenders, key=lambda name: (-atoms_of(row.contenders[name]), name))
+
+
+def _line(row: ModelRow, name: str) -> list[Cell]:
+    cell = row.contenders[name]
+    shown = {TUNED: "Equitune", STOCK: "stock"}.get(name, contender_name(name))
+    found: dict[str, Any] = mapping(cell.get("largest"))
+    memory, wall_us = MIB * number(found.get("peak_mib")), 1e3 * number(found.get("wall_ms"))
+    return [
+        Cell(row.text("model"), None, row.text("dtype")),
+        Cell(shown),
+        _atoms(atoms_of(cell), largest_other(row.contenders)),
+        Cell(count(number(found.get("edges")))),
+        Cell(binary_text(memory)),
+        Cell(time_text(wall_us)),
+        Cell(why_ended(cell), kind="wrap"),
+    ]
+
+
+def _atoms(atoms: int, other: int) -> Cell:
+    if not atoms:
+        return Cell(MISSING)
+    return Cell(count(atoms), None, ratio_text(atoms / other) if other else None)

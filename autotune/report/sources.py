@@ -14,8 +14,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from autotune.report.html.markup import Markup, join, tag
-from autotune.report.html.packed import WAITING, block
+from autotune.report.markup import WAITING, Markup, block, join, tag
 from autotune.text import direction_name
 from kernelgen.errors import EquituneError
 from kernelgen.version import GENERATOR_VERSION

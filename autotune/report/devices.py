@@ -1,8 +1,4 @@
-"""Read a device's results files into pandas frames, as one frozen DeviceData.
-
-The files are results/DEVICE.json, bench/DEVICE.json, models/DEVICE.json, trials (packed or not) and replay/*.json. A
-file may be missing and a field None or NaN; a file that is not JSON is a ReportError.
-"""
+"""The data of one device that a page shows, and the rows of all devices of a results folder."""
 
 from __future__ import annotations
 
@@ -14,12 +10,46 @@ from typing import Any
 import pandas as pd
 
 from autotune.database.trials import SUFFIX, read_device
-from autotune.report.data.model_rows import ModelRow, largest_rows, model_rows
-from autotune.report.data.suite_rows import SuiteRow, mapping, number, sample_times
-from autotune.report.errors import ReportError
+from autotune.errors import ReportError
+from autotune.report.rows import ModelRow, SuiteRow, largest_rows, mapping, model_rows, number, sample_times
 from autotune.text import DEFAULT, TUNED
 from kernelgen.errors import cause_of
 from kernelgen.files import parse_json
+
+# The rows of all devices in a results folder, for pages that compare devices.
+
+
+@dataclass(frozen=True)
+class DeviceRows:
+    """The measured rows of one device."""
+
+    slug: str
+    device: dict[str, Any]
+    suite: tuple[SuiteRow, ...]
+    models: tuple[ModelRow, ...]
+
+    @property
+    def name(self) -> str:
+        return str(self.device.get("name") or self.slug)
+
+
+def all_rows(results_dir: Path) -> tuple[DeviceRows, ...]:
+    """Every device with rows of kernels or models, by slug."""
+    found = (_rows(results_dir, slug) for slug in device_slugs(results_dir))
+    return tuple(rows for rows in found if rows.suite or rows.models)
+
+
+def _rows(results_dir: Path, slug: str) -> DeviceRows:
+    bench, models = (read_record(results_dir / folder / f"{slug}.json") for folder in ("bench", "models"))
+    device = mapping(models.get("device")) | mapping(bench.get("device"))
+    suite = tuple(SuiteRow(row) for row in bench.get("rows") or () if isinstance(row, dict))
+    return DeviceRows(slug, device, suite, model_rows(models))
+
+
+# Read a device's results files into pandas frames, as one frozen DeviceData.
+#
+# The files are results/DEVICE.json, bench/DEVICE.json, models/DEVICE.json, trials (packed or not) and replay/*.json. A
+# file may be missing and a field None or NaN; a file that is not JSON is a ReportError.
 
 PASSES = (
     *("forward", "backward", "edge_backward", "feature_backward", "double_backward", "joint_backward"),

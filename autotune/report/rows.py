@@ -1,0 +1,499 @@
+"""The rows of a page as frozen data: of kernels and of models, and which knobs mattered."""
+
+from __future__ import annotations
+
+import math
+import warnings
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any
+
+import numpy as np
+import pandas as pd
+
+from autotune.bench.largest import is_largest
+from autotune.bench.rows import less_accurate
+from autotune.database.maintenance import hash_of_text
+from autotune.text import CAPTURED, DEFAULT, JOINT, STOCK, TUNED, geometric_mean, is_ours
+from autotune.workload.kinds.base import KernelKind
+from autotune.workload.kinds.registry import KINDS, OPERATIONS, kernel_kind
+
+# A stored bench row with the values that the report needs: ratios, errors and resources.
+#
+# Rows of older files lack some keys, and a contender may have failed: unknown values are NaN, None or empty.
+
+# Names of groups, with short ones; a mean is over the rows of one group.
+GROUPS = {name: short for kind in KINDS for name, short in kind.groups.items()}
+
+
+def number(value: Any) -> float:
+    """A finite float, or NaN for None, text, infinities and missing values."""
+    if isinstance(value, bool) or not isinstance(value, int | float) or not math.isfinite(value):
+        return math.nan
+    return float(value)
+
+
+def mapping(value: Any) -> dict[str, Any]:
+    """``value`` if it is an object, else an empty one."""
+    return value if isinstance(value, dict) else {}
+
+
+def sample_times(value: Any) -> list[float]:
+    """The valid times in a stored list of samples, without null, text and values that are not positive."""
+    return [time for item in (value if isinstance(value, list) else ()) if (time := number(item)) > 0]
+
+
+@dataclass(frozen=True)
+class Accuracy:
+    """A relative error against float64 e3nn, NaN if not a number. ``place``: direction, output, worst block."""
+
+    error: float
+    place: str
+
+
+@dataclass(frozen=True)
+class SuiteRow:
+    """One row of the bench; times in microseconds, memory in bytes."""
+
+    record: dict[str, Any]
+
+    def text(self, key: str) -> str:
+        return str(self.record.get(key) or "")
+
+    @property
+    def which(self) -> str:
+        """The pass, such as ``force_step``."""
+        return self.text("pass")
+
+    @property
+    def graph(self) -> str:
+        return str(mapping(self.record.get("graph")).get("name") or self.text("graph_class"))
+
+    @property
+    def edges(self) -> float:
+        return number(mapping(self.record.get("graph")).get("edges"))
+
+    @property
+    def nodes(self) -> float:
+        return number(mapping(self.record.get("graph")).get("nodes"))
+
+    @property
+    def deterministic(self) -> bool:
+        return self.record.get("deterministic") is True
+
+    @property
+    def kind(self) -> KernelKind:
+        operation = self.text("operation")
+        return kernel_kind(operation) if operation in OPERATIONS else KINDS[0]
+
+    @property
+    def size(self) -> str:
+        """What its graph has, such as ``460,710 edges, 5,184 nodes``; empty if unknown."""
+        return self.kind.size_text(self.edges, self.nodes)
+
+    @property
+    def group(self) -> str:
+        return self.kind.group(self.text("problem"), self.text("operation"), self.text("dtype"))
+
+    @property
+    def kernel(self) -> tuple[str, ...]:
+        """The key shared by the deterministic and the normal row of a kernel."""
+        names = ("label", "problem", "operation", "dtype", "layout", "graph_class", "pass")
+        return (*(self.text(name) for name in names), self.graph)
+
+    @cached_property
+    def times(self) -> dict[str, float]:
+        """Contender -> median; NaN if it failed."""
+        given = {name: number(mapping(timing).get("time_us")) for name, timing in self._timings.items()}
+        return {name: time if time > 0 else math.nan for name, time in given.items()}
+
+    @property
+    def _timings(self) -> dict[str, Any]:
+        return mapping(self.record.get("times"))
+
+    def reason(self, contender: str) -> str:
+        """Why a contender has no time."""
+        return str(mapping(self._timings.get(contender)).get("error") or "no time was recorded")
+
+    @property
+    def time_us(self) -> float:
+        return self.times.get(TUNED, math.nan)
+
+    @property
+    def default_us(self) -> float:
+        return self.times.get(DEFAULT, math.nan)
+
+    @property
+    def default_ratio(self) -> float:
+        """The default's time over the tuned kernel's."""
+        return self.default_us / self.time_us
+
+    @property
+    def floor_us(self) -> float:
+        floor = number(self.record.get("floor_us"))
+        return floor if floor > 0 else math.nan
+
+    @property
+    def bytes(self) -> float:
+        """Compulsory traffic."""
+        return number(self.record.get("bytes"))
+
+    @property
+    def copy_us(self) -> float:
+        """Time of a copy of as many bytes, in the same run; NaN in older records."""
+        return number(self.record.get("copy_us"))
+
+    def order_us(self, contender: str = TUNED) -> float:
+        """Time of ordering a graph that is met for the first time (``order_ms``); NaN if it was not measured."""
+        given = self.record.get("order_ms")
+        ours = given if contender == TUNED else None
+        return 1e3 * number(given.get(contender) if isinstance(given, dict) else ours)
+
+    @property
+    def new_graph_ratio(self) -> float:
+        """The speed-up if every call meets a new graph: each contender's call and its ordering. NaN if not measured."""
+        known = [time for name in self._peers if (time := self.times[name] + self.order_us(name)) > 0]
+        return min(known) / (self.time_us + self.order_us()) if known else math.nan
+
+    @property
+    def over_floor(self) -> float:
+        return self.time_us / self.floor_us
+
+    @cached_property
+    def peer(self) -> str | None:
+        """The fastest peer that has a time, and no larger errors than ours may be."""
+        timed = [name for name in self._peers if self.times[name] > 0]
+        return min(timed, key=lambda name: self.times[name]) if timed else None
+
+    @cached_property
+    def _peers(self) -> tuple[str, ...]:
+        others = {TUNED, DEFAULT} | self.less_accurate
+        return tuple(name for name in self.times if name not in others)
+
+    @cached_property
+    def less_accurate(self) -> frozenset[str]:
+        """Contenders that are timed, but not compared: see :func:`autotune.bench.rows.less_accurate`."""
+        return less_accurate(self.record)
+
+    @property
+    def peer_us(self) -> float:
+        return self.times[self.peer] if self.peer else math.nan
+
+    @property
+    def ratio(self) -> float:
+        """Speed-up over the fastest peer; NaN without a peer's time or ours."""
+        return self.peer_us / self.time_us
+
+    @property
+    def untuned_ratio(self) -> float:
+        """The untuned default's speed-up over the fastest peer; NaN without a time of either."""
+        return self.peer_us / self.default_us
+
+    @property
+    def loses(self) -> bool:
+        """Whether it is slower than the fastest peer, or failed where a peer did not."""
+        return self.ratio < 1 or (math.isnan(self.time_us) and self.peer is not None)
+
+    def memory(self, contender: str | None) -> float:
+        return number(mapping(self.record.get("memory")).get(contender or ""))
+
+    @property
+    def exceeds_memory(self) -> bool:
+        """Whether it needs more memory than the fastest peer; False if either is unknown."""
+        return self.memory(TUNED) > self.memory(self.peer)
+
+    @property
+    def host_us(self) -> dict[str, float]:
+        """Contender -> host time of a call."""
+        given = {name: number(value) for name, value in mapping(self.record.get("host_us")).items()}
+        return {name: value for name, value in given.items() if not math.isnan(value)}
+
+    def samples(self, contender: str) -> list[float]:
+        """Raw samples in measured order, in microseconds, without invalid values."""
+        given = mapping(mapping(self.record.get("times")).get(contender)).get("samples_us")
+        return sample_times(given)
+
+    def schedules(self, contender: str) -> dict[str, dict[str, Any]]:
+        """Direction -> knobs."""
+        return _by_direction(self.record.get("schedules"), contender)
+
+    def resources(self, contender: str) -> dict[str, dict[str, Any]]:
+        """Direction -> the compiler's report."""
+        return _by_direction(self.record.get("resources"), contender)
+
+    def accuracy(self, contender: str = TUNED) -> Accuracy | None:
+        """The largest error of a contender; one that is not a number (NaN, null, infinity) counts as the largest."""
+        by_direction = mapping(mapping(self.record.get("errors")).get(contender))
+        found = [
+            Accuracy(error, ", ".join(filter(None, (direction.replace("_", " "), slot, where))))
+            for direction, slots in by_direction.items()
+            for slot, leaf in mapping(slots).items()
+            for error, where in _leaf(leaf)
+        ]
+        return max(found, key=lambda a: math.inf if math.isnan(a.error) else a.error, default=None)
+
+
+def _by_direction(value: Any, contender: str) -> dict[str, dict[str, Any]]:
+    given = mapping(mapping(value).get(contender))
+    return {name: found for name, found in given.items() if isinstance(found, dict)}
+
+
+def _leaf(value: Any) -> Iterator[tuple[float, str]]:
+    """The error of one output and its worst block, stored as a number, or as a number and text in an object or list."""
+    if value is None or isinstance(value, int | float):
+        yield number(value), ""
+    elif isinstance(value, dict | list):
+        parts = list(value.values()) if isinstance(value, dict) else value
+        numbers = [number(part) for part in parts if part is None or isinstance(part, float)]
+        if numbers:
+            yield numbers[0], ", ".join(str(part) for part in parts if isinstance(part, str | int))
+
+
+def prices(rows: Iterable[SuiteRow]) -> list[tuple[SuiteRow, SuiteRow, float]]:
+    """(normal row, deterministic row of the same kernel, deterministic time / normal time), in the rows' order."""
+    listed = list(rows)
+    normal = {row.kernel: row for row in listed if not row.deterministic}
+    pairs = [(normal[row.kernel], row) for row in listed if row.deterministic and row.kernel in normal]
+    return [(plain, row, row.time_us / plain.time_us) for plain, row in pairs]
+
+
+# A stored row of a whole model, from ``results/models/DEVICE.json``, with the values that the report needs.
+#
+# Times are in milliseconds there and in microseconds here, as in bench rows; memory in bytes. A contender without a
+# figure has a sentence instead. Unknown values are NaN or empty.
+
+MIB = 2.0**20
+# The hash in rows of devices without a tuned entry.
+NOTHING_TUNED = hash_of_text("")
+PASS_NAMES = {"energy_forces": "energies and forces", "training": "training step"}
+
+
+@dataclass(frozen=True)
+class ModelRow:
+    """One model on one structure in one pass."""
+
+    record: dict[str, Any]
+
+    def text(self, key: str) -> str:
+        return str(self.record.get(key) or "")
+
+    @property
+    def which(self) -> str:
+        """The pass in words."""
+        return PASS_NAMES.get(self.text("pass"), self.text("pass"))
+
+    @property
+    def random(self) -> bool:
+        """Whether the weights are random; a model of a file names the file instead."""
+        return self.record.get("weights", "random") == "random"
+
+    @property
+    def tuned(self) -> bool:
+        """Whether anything was tuned on the device before the row was measured there."""
+        return self.text("database") != NOTHING_TUNED
+
+    @property
+    def atoms(self) -> float:
+        return number(self.record.get("atoms"))
+
+    @property
+    def edges(self) -> float:
+        return number(self.record.get("edges"))
+
+    @property
+    def order(self) -> tuple[Any, ...]:
+        """By model, then from the smallest structure to the largest, then by pass."""
+        known = [*PASS_NAMES]
+        place = known.index(self.text("pass")) if self.text("pass") in known else len(known)
+        return (self.text("package"), self.text("model"), self.text("dtype"), self.atoms, self.text("structure"), place)
+
+    @cached_property
+    def contenders(self) -> dict[str, dict[str, Any]]:
+        """Equitune, captured, with cuEquivariance, other paths by time, stock, the untuned default, then the failed."""
+        given = {name: mapping(found) for name, found in mapping(self.record.get("contenders")).items()}
+        last = {TUNED: -3.0, CAPTURED: -2.0, JOINT: -1.0, STOCK: math.inf, DEFAULT: math.inf}
+
+        def place(name: str) -> tuple[bool, float, str]:
+            time = _positive(given[name].get("wall_ms"))
+            return math.isnan(time), last.get(name, time), name
+
+        return {name: given[name] for name in sorted(given, key=place)}
+
+    def time_us(self, contender: str | None) -> float:
+        """Wall time of one pass; NaN without a figure."""
+        return 1e3 * self._figure(contender, "wall_ms")
+
+    def device_us(self, contender: str | None) -> float:
+        return 1e3 * self._figure(contender, "device_ms")
+
+    def memory(self, contender: str | None) -> float:
+        """Peak memory in bytes."""
+        return MIB * self._figure(contender, "peak_mib")
+
+    def per_atom_us(self, contender: str | None) -> float:
+        return self._figure(contender, "us_per_atom")
+
+    def launches(self, contender: str | None) -> float:
+        return self._figure(contender, "launches")
+
+    def device_parts(self, contender: str | None) -> dict[str, float]:
+        """Milliseconds of kernels by what they are for, largest first."""
+        return self._parts(contender, "device_parts_ms")
+
+    def held_parts(self, contender: str | None) -> dict[str, float]:
+        """Mebibytes that a forward pass keeps for its gradients, by part of the model, largest first."""
+        return self._parts(contender, "held_parts_mib")
+
+    def _parts(self, contender: str | None, key: str) -> dict[str, float]:
+        found = mapping(self.contenders.get(contender or "", {}).get(key))
+        return {str(part): number(size) for part, size in found.items() if number(size) > 0}
+
+    def first_call_s(self, contender: str | None) -> float:
+        return self._figure(contender, "first_call_s")
+
+    def _figure(self, contender: str | None, key: str) -> float:
+        return _positive(self.contenders.get(contender or "", {}).get(key))
+
+    def reason(self, contender: str) -> str:
+        """Why a contender has no time."""
+        return str(self.contenders.get(contender, {}).get("error") or "no time was recorded")
+
+    def errors(self, contender: str) -> dict[str, float]:
+        """Relative errors by quantity; NaN for one that is not a number."""
+        found = mapping(self.contenders.get(contender, {}).get("errors"))
+        return {str(name): number(value) for name, value in found.items()}
+
+    @property
+    def best_other(self) -> str | None:
+        """The fastest of the others' paths, stock not among them."""
+        return self._fastest(name for name in self.contenders if name != STOCK)
+
+    @property
+    def fastest(self) -> str | None:
+        """The fastest of all without Equitune."""
+        return self._fastest(self.contenders)
+
+    def _fastest(self, names: Iterable[str]) -> str | None:
+        timed = [name for name in names if not is_ours(name) and self.time_us(name) > 0]
+        return min(timed, key=self.time_us, default=None)
+
+    def over(self, contender: str | None) -> float:
+        """How many times as fast as ``contender`` Equitune is."""
+        return self.time_us(contender) / self.time_us(TUNED)
+
+    @property
+    def ratio(self) -> float:
+        """Speed-up over the fastest other path."""
+        return self.over(self.fastest)
+
+    @property
+    def memory_ratio(self) -> float:
+        """Peak memory over that of the fastest other path."""
+        return self.memory(TUNED) / self.memory(self.fastest)
+
+
+def model_rows(record: dict[str, Any]) -> tuple[ModelRow, ...]:
+    """The rows of a record in the order in which pages show them, without those of the largest crystals."""
+    return _ordered(row for row in _records(record) if not is_largest(row))
+
+
+def largest_rows(record: dict[str, Any]) -> tuple[ModelRow, ...]:
+    """Those of the largest crystals, which have no times to compare."""
+    return _ordered(row for row in _records(record) if is_largest(row))
+
+
+def _records(record: dict[str, Any]) -> Iterable[dict[str, Any]]:
+    return (row for row in record.get("rows") or () if isinstance(row, dict))
+
+
+def _ordered(rows: Iterable[dict[str, Any]]) -> tuple[ModelRow, ...]:
+    return tuple(sorted(map(ModelRow, rows), key=lambda row: row.order))
+
+
+def compared_with(rows: Iterable[ModelRow]) -> str:
+    """What the speed-up of rows is over: stock, where nothing else ran."""
+    return "the fastest other path" if any(row.best_other for row in rows) else "stock"
+
+
+def mean_ratio(rows: Iterable[ModelRow]) -> float:
+    return geometric_mean(row.ratio for row in rows)
+
+
+def _positive(value: Any) -> float:
+    found = number(value)
+    return found if found > 0 else math.nan
+
+
+# Which knobs mattered in a study: Optuna's importances, recomputed from the trial records.
+
+MIN_TRIALS = 12
+# PED-ANOVA tells which knobs separate the fastest trials from all trials. The fastest tenth (its default) of a hundred
+# trials is only ten points, so a quarter is used.
+TARGET_QUANTILE = 0.25
+
+
+def measured(trials: pd.DataFrame) -> pd.DataFrame:
+    """Trials that were timed."""
+    return trials[(trials["state"] == "ok") & trials["time_us"].notna()]
+
+
+def searched_knobs(trials: pd.DataFrame) -> dict[str, list[Any]]:
+    """Knobs that all timed trials have, with more than one value; the values in order."""
+    schedules = list(measured(trials)["schedule"])
+    knobs = {}
+    for name in schedules[0] if schedules else ():
+        if all(name in schedule for schedule in schedules):
+            values = {repr(schedule[name]): schedule[name] for schedule in schedules}
+            if len(values) > 1:
+                numeric = all(isinstance(value, int | float) for value in values.values())
+                knobs[name] = sorted(values.values(), key=None if numeric else str)
+    return knobs
+
+
+def knob_importances(trials: pd.DataFrame) -> pd.DataFrame:
+    """Two measures per searched knob, most important knob first; no rows if there are too few trials.
+
+    ``importance`` is Optuna's PED-ANOVA, which sums to 1: what separates the fastest trials from all trials. A knob
+    that the sampler fixed early is nearly constant, and so has low importance. ``explained`` is the share of the
+    variance of log time between the knob's values (adjusted for their number), which also detects such a knob.
+    """
+    timed, knobs = measured(trials), searched_knobs(trials)
+    if len(timed) < MIN_TRIALS:
+        knobs = {}
+    found = _ped_anova(timed, knobs) if len(knobs) > 1 else dict.fromkeys(knobs, 1.0)
+    rows = [{"importance": found[knob], "explained": explained_variance(timed, knob)} for knob in knobs]
+    frame = pd.DataFrame(rows, index=list(knobs), columns=["importance", "explained"])
+    return frame.loc[frame.max(axis=1).sort_values(ascending=False, kind="stable").index]
+
+
+def explained_variance(timed: pd.DataFrame, knob: str) -> float:
+    """Adjusted share (0 to 1) of the variance of log time between the values of one knob."""
+    times = pd.Series(np.log(timed["time_us"].to_numpy(dtype=float)))
+    groups = times.groupby([repr(schedule[knob]) for schedule in timed["schedule"]])
+    total, within = ((times - times.mean()) ** 2).sum(), ((times - groups.transform("mean")) ** 2).sum()
+    freedom = len(times) - groups.ngroups
+    if total == 0 or freedom <= 0:
+        return 0.0
+    return max(0.0, float(1 - (within / freedom) / (total / (len(times) - 1))))
+
+
+def _ped_anova(timed: pd.DataFrame, knobs: dict[str, list[Any]]) -> dict[str, float]:
+    import optuna
+
+    distributions: dict[str, Any] = {
+        name: optuna.distributions.CategoricalDistribution(tuple(values)) for name, values in knobs.items()
+    }
+    verbosity = optuna.logging.get_verbosity()
+    optuna.logging.set_verbosity(optuna.logging.WARNING)
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", optuna.exceptions.ExperimentalWarning)
+            study = optuna.create_study()
+            for schedule, time_us in zip(timed["schedule"], timed["time_us"], strict=True):
+                params = {name: schedule[name] for name in knobs}
+                study.add_trial(optuna.create_trial(params=params, distributions=distributions, value=time_us))
+            evaluator = optuna.importance.PedAnovaImportanceEvaluator(target_quantile=TARGET_QUANTILE)
+            return optuna.importance.get_param_importances(study, evaluator=evaluator)
+    finally:
+        optuna.logging.set_verbosity(verbosity)
