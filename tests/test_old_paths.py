@@ -18,7 +18,7 @@ from kernelgen.problem.product import TensorProductProblem
 
 TABLES = {"kernelgen": kernelgen.old_paths, "autotune": autotune.old_paths}
 # Imported where their package is: they are named in the tables all the same.
-ELSEWHERE = ("mace", "nequip", "allegro", "sevenn", "torch_sim")
+ELSEWHERE = ("mace", "mace_core", "nequip", "allegro", "sevenn", "torch_sim")
 
 
 def moved(package: str) -> dict[str, str]:

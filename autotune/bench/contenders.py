@@ -16,10 +16,9 @@ import torch
 
 from autotune.bench.rows import DEFAULT, OURS
 from autotune.errors import ConfigError, PeerError, unknown_name
-from autotune.integrations.acceleration import CONVOLUTIONS, KIND_NAMES
-from autotune.models.packages.base import Package
-from autotune.models.packages.registry import PACKAGES
-from autotune.models.whole_model import WholeModel
+from autotune.models.package import Package
+from autotune.models.stand_ins import CONVOLUTIONS, KIND_NAMES
+from autotune.models.whole_model import PACKAGES, WholeModel
 from autotune.text import CAPTURED, FUSED, STREAMED
 
 STOCK, SYMMETRIX = "stock", "symmetrix"
@@ -80,7 +79,7 @@ def build(contender: str, model: WholeModel) -> tuple[WholeModel, str]:
     if contender in (STREAMED, FUSED):
         return model, _with_weights_inside(contender, model)
     if contender == CAPTURED:
-        from autotune.captured.capture import capture
+        from autotune.models.capture import capture
 
         require_usable(contender, model.device)
         said = _accelerated(model.module, KIND_NAMES)
@@ -111,7 +110,7 @@ def _with_weights_inside(contender: str, model: WholeModel) -> str:
 
 def _accelerated(model: torch.nn.Module, kinds: tuple[str, ...], **options: Any) -> str:
     """What was replaced, in a line; PeerError if nothing of these kinds was."""
-    from autotune.integrations.accelerate import accelerate
+    from autotune.models.accelerate import accelerate
 
     done = accelerate(model, **options)
     if not any(place.replaced and place.kind in kinds for place in done.places):

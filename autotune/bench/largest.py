@@ -36,8 +36,8 @@ from autotune.database.maintenance import now_text
 from autotune.errors import ConfigError, PeerError
 from autotune.measure.trial import is_out_of_memory
 from autotune.measure.worker import Worker
-from autotune.models.atoms import RATTLED
-from autotune.models.packages.base import Package
+from autotune.models.package import Package
+from autotune.models.whole_model import RATTLED
 from autotune.text import CAPTURED, MISSING, TUNED, contender_name, count, is_ours, ratio_text, time_text
 from autotune.workload.graphs import Bulk
 from kernelgen.device import device_facts
@@ -45,7 +45,7 @@ from kernelgen.device import device_facts
 if TYPE_CHECKING:
     from ase import Atoms
 
-    from autotune.captured.capture import CapturedModel
+    from autotune.models.capture import CapturedModel
 
 CELL = Bulk("C", "diamond", 3.567)
 CELL_ATOMS = 8

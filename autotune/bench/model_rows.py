@@ -20,8 +20,8 @@ from autotune.bench.rows import DEFAULT, OURS
 from autotune.database.maintenance import driver_version, hash_of_text, software_versions
 from autotune.database.store import database_path, device_record, replace_file, tuned_dirs
 from autotune.errors import DatabaseError
-from autotune.models.catalogue import published_models
-from autotune.models.packages.base import Package
+from autotune.models.package import Package
+from autotune.models.whole_model import published_models
 from autotune.text import JOINT, is_ours, time_text
 from kernelgen.device import DeviceFacts
 from kernelgen.files import parse_json
@@ -31,7 +31,7 @@ FORMAT = 1
 IDENTITY = ("model", "structure", "pass", "dtype")
 Row = dict[str, Any]
 # Folders, beside ``autotune``, of the Python that an accelerated model runs.
-_RUN = ("../kernelgen", "captured", "database", "integrations", "modules")
+_RUN = ("../kernelgen", "database", "models", "modules")
 # By package the distributions that its models run, fast paths included; others may be installed beside them.
 _OF_PACKAGE = {
     "mace": ("mace-torch", "symmetrix-xl"),

@@ -25,14 +25,14 @@ from torch.nn.modules.module import register_module_forward_hook, register_modul
 from autotune.bench.contenders import build, milliseconds_by_group, require_usable, warm_up_calls
 from autotune.bench.rows import DEFAULT
 from autotune.errors import PeerError
-from autotune.models.packages.base import Outputs
+from autotune.models.package import Outputs
 from autotune.models.whole_model import WholeModel
 from autotune.text import CAPTURED
 
 if TYPE_CHECKING:
     from ase import Atoms
 
-    from autotune.captured.capture import CapturedModel
+    from autotune.models.capture import CapturedModel
 
 Cell = dict[str, Any]
 # The contender that gives exact values; it is not timed.
@@ -188,7 +188,7 @@ class ModelSession:
         return self._given(structure)[1]
 
     def _given(self, structure: str) -> tuple[Atoms, dict[str, Any]]:
-        from autotune.models.atoms import find_atoms
+        from autotune.models.whole_model import find_atoms
 
         if structure not in self._inputs:
             atoms = find_atoms(structure)

@@ -46,11 +46,8 @@ from autotune.bench.session import (
 from autotune.database.maintenance import now_text
 from autotune.errors import ConfigError, WorkerError
 from autotune.measure.worker import Worker
-from autotune.models.atoms import find_atoms
-from autotune.models.catalogue import published_models
-from autotune.models.packages.base import Package
-from autotune.models.packages.registry import PACKAGES, package_named
-from autotune.models.whole_model import open_model
+from autotune.models.package import Package
+from autotune.models.whole_model import PACKAGES, find_atoms, open_model, package_named, published_models
 from autotune.text import is_ours
 from kernelgen.device import DeviceFacts, device_facts
 

@@ -1,10 +1,4 @@
-"""Open a whole model by name, file or function, and run it: energies and forces, or one training step.
-
-model = open_model("mace-mp-0-medium", device="cuda")  # or "my.model", or "module:function"
-inputs = model.inputs([atoms])
-model.energies_and_forces(inputs)
-model.training_step(inputs)  # gradients are in the parameters
-"""
+"""Whole models as their packages' users run them: opened by name, file or function, on published structures."""
 
 from __future__ import annotations
 
@@ -17,14 +11,26 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
+from autotune import paths
 from autotune.errors import ConfigError, unknown_name
-from autotune.models.catalogue import PublishedModel, published_models
-from autotune.models.packages.base import Outputs, Package, default_dtype, dtype_of
-from autotune.models.packages.nequip import NequIP
-from autotune.models.packages.registry import package_named, package_of
+from autotune.models.mace.package import Mace
+from autotune.models.nequip.allegro import Allegro
+from autotune.models.nequip.package import NequIP
+from autotune.models.package import Outputs, Package, default_dtype, dtype_of
+from autotune.models.sevennet.package import SevenNet
+from autotune.workload.config import load_graphs
+from autotune.workload.graphs import Bulk, Crystal, Molecule, StructureFile, Water
+from autotune.workload.toml_tables import read_toml
 
 if TYPE_CHECKING:
     from ase import Atoms
+
+# Open a whole model by name, file or function, and run it: energies and forces, or one training step.
+#
+# model = open_model("mace-mp-0-medium", device="cuda")  # or "my.model", or "module:function"
+# inputs = model.inputs([atoms])
+# model.energies_and_forces(inputs)
+# model.training_step(inputs)  # gradients are in the parameters
 
 # How the files of each package end.
 ENDINGS = {".model": "mace", ".pth": "sevennet", ".ckpt": "nequip", ".zip": "nequip"}
@@ -176,3 +182,108 @@ def _cast(model: WholeModel, dtype: str | None) -> WholeModel:
 
 def _on(device: str, model: WholeModel) -> WholeModel:
     return replace(model, module=model.module.to(device), device=device, _flags={})
+
+
+# The packages by name; importing this imports none of them.
+
+# Of those that own a model the first is taken.
+PACKAGES: tuple[Package, ...] = (Mace(), Allegro(), NequIP(), SevenNet())
+
+
+def package_named(name: str) -> Package:
+    """ConfigError if there is none of this name."""
+    found = {package.name: package for package in PACKAGES}
+    if name not in found:
+        raise ConfigError(unknown_name("model package", name, found))
+    return found[name]
+
+
+def package_of(model: torch.nn.Module) -> Package:
+    """The package that a model belongs to, by its class."""
+    for package in PACKAGES:
+        if package.owns(model):
+            return package
+    names = ", ".join(package.name for package in PACKAGES)
+    kind = f"{type(model).__module__}.{type(model).__qualname__}"
+    raise ConfigError(f"the model is a {kind}; expected one of {names}, or a WholeModel")
+
+
+# Models with published hyperparameters, by name: ``configs/model-rows.toml``.
+
+
+@dataclass(frozen=True)
+class PublishedModel:
+    """Hyperparameters in the package's own terms, and where they were published."""
+
+    name: str
+    package: str
+    source: str
+    parameters: dict[str, Any]
+
+
+def published_models(path: Path | None = None) -> dict[str, PublishedModel]:
+    """All models of the file; a model takes what it does not say from the one that it is ``like``."""
+    tables = read_toml(path or paths.configs_dir() / "model-rows.toml")
+    return {name: _model(name, tables) for name in tables}
+
+
+def find_published(name: str) -> PublishedModel:
+    """ConfigError with the nearest name if there is none."""
+    known = published_models()
+    if name not in known:
+        raise ConfigError(unknown_name("model", name, known))
+    return known[name]
+
+
+def _model(name: str, tables: dict[str, Any]) -> PublishedModel:
+    given = _inherited(name, tables, ())
+    for key in ("package", "source"):
+        if not isinstance(given.get(key), str):
+            raise ConfigError(f"model {name!r} has no {key}; expected a text")
+    package, source = given.pop("package"), given.pop("source")
+    return PublishedModel(name, package, source, given)
+
+
+def _inherited(name: str, tables: dict[str, Any], seen: tuple[str, ...]) -> dict[str, Any]:
+    table = tables.get(name)
+    if not isinstance(table, dict) or name in seen:
+        raise ConfigError(f"model {name!r}, which {seen[-1:] or 'a model'} is like, is no table of its own")
+    own = dict(table)
+    parent = own.pop("like", None)
+    return own if parent is None else _inherited(parent, tables, (*seen, name)) | own
+
+
+# Structures by the names of ``configs/graphs.toml``, or files; those of the wheel need no download.
+
+# Random points and edges alone have no elements.
+SOURCES = (Crystal, Bulk, Molecule, StructureFile, Water)
+# Standard deviation in angstrom. In a perfect crystal forces are zero, so there would be no errors to measure.
+RATTLED = 0.05
+
+
+def structure_names() -> list[str]:
+    """Names that :func:`find_atoms` knows, besides files."""
+    return [name for name, graph in load_graphs().items() if isinstance(graph.source, SOURCES)]
+
+
+def find_atoms(name: str) -> Atoms:
+    """The atoms of a named graph (a crystal's slightly displaced, always alike), or the last ones of a file."""
+    graphs = load_graphs()
+    if name not in graphs:
+        if Path(name).is_file():
+            return _read(name)
+        raise ConfigError(f"{unknown_name('structure', name, structure_names())}; a file may also be named")
+    graph = graphs[name]
+    if not isinstance(graph.source, SOURCES):
+        raise ConfigError(f"structure {name!r} has no elements; expected one of {', '.join(structure_names())}")
+    atoms = graph.source.atoms().repeat(graph.repeat)
+    if isinstance(graph.source, Crystal | Bulk):
+        atoms.rattle(RATTLED, seed=0)
+    return atoms
+
+
+def _read(path: str) -> Atoms:
+    try:
+        return StructureFile(path).atoms()
+    except Exception as error:  # whatever ase's readers raise
+        raise ConfigError(f"structure file {path} cannot be read by ase ({type(error).__name__}: {error})") from error

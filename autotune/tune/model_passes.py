@@ -17,10 +17,9 @@ from torch import Tensor
 from autotune.database.lookup import Tuning
 from autotune.database.misses import Request, requests_of
 from autotune.errors import ConfigError
-from autotune.integrations.accelerate import accelerate
 from autotune.measure.timing import ratio_interval
-from autotune.models.atoms import find_atoms
-from autotune.models.whole_model import WholeModel, open_made, open_model, returned_by
+from autotune.models.accelerate import accelerate
+from autotune.models.whole_model import WholeModel, find_atoms, open_made, open_model, returned_by
 from autotune.modules.base import TunedModule
 from autotune.modules.convolution import TunedRows
 from autotune.workload.config import load_all

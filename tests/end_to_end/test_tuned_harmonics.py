@@ -10,7 +10,6 @@ import pytest
 import torch
 from database_samples import HOST, entry, store
 
-from autotune import accelerate
 from autotune.bench.kernels import bench
 from autotune.cli.show import show
 from autotune.database import store as database
@@ -20,6 +19,7 @@ from autotune.database.store import Database, database_path
 from autotune.errors import ConfigError, DatabaseError, TuningMissError
 from autotune.measure.operations import HarmonicsRuns, runs_of
 from autotune.measure.trial import TrialJob, TrialSetting
+from autotune.models.accelerate import accelerate
 from autotune.modules import harmonics
 from autotune.modules.harmonics import SphericalHarmonics, spherical_harmonics
 from autotune.replay.samplers import record

@@ -19,9 +19,9 @@ from allegro_cases import CASE
 from e3nn import o3
 from model_cases import DTYPES, imidazole, mof, protein
 
-from autotune import accelerate, restore
-from autotune.integrations.packages.allegro import AcceleratedContracter
-from autotune.models.packages.base import default_dtype
+from autotune.models.accelerate import accelerate, restore
+from autotune.models.nequip.allegro import AcceleratedContracter
+from autotune.models.package import default_dtype
 from kernelgen.errors import UnsupportedError
 
 TINY = {"l_max": 1, "num_tensor_features": 2, "num_scalar_features": 4, "parity": False}

@@ -25,8 +25,9 @@ from captured_cases import (
 )
 from model_cases import imidazole, needs, small_model
 
-from autotune import accelerate, capture, restore
-from autotune.models.packages.base import default_dtype
+from autotune.models.accelerate import accelerate, restore
+from autotune.models.capture import capture
+from autotune.models.package import default_dtype
 from kernelgen.errors import InputError, UnsupportedError
 
 

@@ -21,10 +21,10 @@ from exported import (
 )
 from model_cases import CUTOFF, case_of, imidazole, needs, two_molecules
 
-from autotune import accelerate
-from autotune.captured.fields import Counts
-from autotune.captured.package import package_for
-from autotune.models.packages.base import default_dtype
+from autotune.models.accelerate import accelerate
+from autotune.models.capture import package_for
+from autotune.models.package import default_dtype
+from autotune.models.padding import Counts
 
 Given = Mapping[str, torch.Tensor]
 

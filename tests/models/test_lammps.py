@@ -14,7 +14,7 @@ from ase import Atoms
 from lammps_runs import Built, Results, build, check_dynamics, needs_lammps, structure
 from model_cases import CUTOFF, case_of, needs
 
-from autotune.models.packages.base import default_dtype
+from autotune.models.package import default_dtype
 from kernelgen.errors import InputError, UnsupportedError
 from kernelgen.packs.library import forward_exchange, reverse_exchange
 
@@ -53,7 +53,7 @@ class Package:
     integration: str
 
     def compile(self, *given: Any) -> Any:
-        integration = importlib.import_module(f"autotune.integrations.lammps.{self.integration}")
+        integration = importlib.import_module(f"autotune.models.lammps.{self.integration}")
         return integration.compile_for_lammps(*given)
 
 

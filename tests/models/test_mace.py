@@ -14,9 +14,9 @@ from ase import Atoms
 from e3nn import o3
 from mace_cases import PROTEIN, assert_same, batch_of, imidazole, model_of, mof, numbers_in, protein, results
 
-from autotune import accelerate, restore
-from autotune.integrations.packages.mace import MaceConvolution
-from autotune.integrations.stand_ins import StandIn
+from autotune.models.accelerate import accelerate, restore
+from autotune.models.mace.package import MaceConvolution
+from autotune.models.stand_ins import StandIn
 
 needs_protein = pytest.mark.skipif(not PROTEIN.is_file(), reason="the protein is not in this checkout")
 BLOCKS = (

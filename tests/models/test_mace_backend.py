@@ -347,7 +347,7 @@ def test_one_hot_attributes_take_products_by_element(backend: Any, monkeypatch: 
     kinds = torch.tensor([2, 0, 0, 2, 1])
     attributes = torch.nn.functional.one_hot(kinds, 3).double()
     wanted = one.dense(one.arguments[0], attributes)
-    monkeypatch.setattr("autotune.integrations.mace_backend.skip.dense", None)
+    monkeypatch.setattr("autotune.models.mace.backend.dense", None)
     close(one.call(one.arguments[0], attributes), wanted)
 
 
@@ -404,14 +404,14 @@ def test_the_chain_of_operations_has_one_layout(backend: Any) -> None:
 
 
 def test_other_couplings_than_e3nns_are_refused(backend: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    home = import_module("autotune.integrations.mace_backend.convolution")
+    home = import_module("autotune.models.mace.backend")
     monkeypatch.setattr(home, "wigner_3j_real", lambda *degrees: contract.wigner_3j_real(*degrees)[::-1].copy())
     with pytest.raises(contract.UnsupportedDescriptorError, match="another basis"):
         built(backend, "convolution")
 
 
 def test_an_unknown_order_of_weights_is_refused(backend: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    home = import_module("autotune.integrations.mace_backend.contraction")
+    home = import_module("autotune.models.mace.backend")
     labels = contract.contraction_path_labels
     monkeypatch.setattr(home, "contraction_path_labels", lambda *spec, basis: labels(*spec, basis=basis)[::-1])
     with pytest.raises(contract.UnsupportedDescriptorError, match="order"):

@@ -17,8 +17,9 @@ from mace.calculators import MACECalculator as StockCalculator
 from mace.modules.lora import inject_lora
 from mace_cases import batch_of, imidazole, model_of
 
-from autotune import CapturedModel, accelerate, capture
-from autotune.integrations.mace import MACECalculator
+from autotune.models.accelerate import accelerate
+from autotune.models.capture import CapturedModel, capture
+from autotune.models.mace.use import MACECalculator
 from kernelgen.errors import InputError, UnsupportedError
 
 NUMBERS = [1, 6, 7]

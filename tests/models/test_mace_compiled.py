@@ -16,7 +16,7 @@ from mace_cases import assert_same, batch_of, default_dtype, gradients, imidazol
 from model_cases import Results
 from torch._dynamo.utils import counters
 
-from autotune import accelerate
+from autotune.models.accelerate import accelerate
 
 
 def step(model: Any, batch: dict[str, torch.Tensor], given: torch.nn.Module) -> Results:

@@ -14,7 +14,7 @@ from mace.tools.cg import U_matrix_real
 from mace_cases import default_dtype
 from torch._subclasses import FakeTensor, FakeTensorMode
 
-from autotune.integrations.contraction import AcceleratedContraction
+from autotune.models.mace.package import AcceleratedContraction
 from kernelgen.arithmetic.contraction_couplings import coordinates, polynomials
 from kernelgen.compat import o3
 from kernelgen.errors import UnsupportedError

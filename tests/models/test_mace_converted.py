@@ -16,8 +16,8 @@ from e3nn import o3
 from mace.modules.wrapper_ops import with_oeq_conv_fusion
 from mace_cases import assert_same, batch_of, default_dtype, imidazole, model_of, numbers_in, results
 
-from autotune import accelerate, restore
-from autotune.integrations.packages.mace import ConvertedConvolution
+from autotune.models.accelerate import accelerate, restore
+from autotune.models.mace.package import ConvertedConvolution
 
 
 class Theirs(torch.nn.Module):

@@ -25,10 +25,10 @@ from mace_cases import (
     results,
 )
 
-from autotune import accelerate, restore
-from autotune.integrations.ir_mul.linear import AcceleratedLinear
-from autotune.integrations.ir_mul.species_product import SpeciesProduct
-from autotune.integrations.ir_mul.stand_in import NodeStandIn
+from autotune.models.accelerate import accelerate, restore
+from autotune.models.linear import AcceleratedLinear
+from autotune.models.species import SpeciesProduct
+from autotune.models.stand_ins import NodeStandIn
 from kernelgen.errors import InputError
 
 # Of imidazole, whose atoms are not sorted by element, and oxygen, which it has none of.

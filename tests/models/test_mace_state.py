@@ -35,8 +35,8 @@ from mace_cases import (
 from places import ROOT
 from torch_ema import ExponentialMovingAverage
 
-from autotune import accelerate, restore
-from autotune.integrations.stand_ins import StandIn
+from autotune.models.accelerate import accelerate, restore
+from autotune.models.stand_ins import StandIn
 from kernelgen.errors import UnsupportedError
 
 
@@ -220,7 +220,7 @@ IN_A_FRESH_PROCESS = """
 import sys, torch
 model = torch.load(sys.argv[1], weights_only=False)
 given, wanted = torch.load(sys.argv[2], weights_only=False)
-from autotune.integrations.stand_ins import StandIn
+from autotune.models.stand_ins import StandIn
 assert sum(isinstance(module, StandIn) for module in model.modules()) == 21
 forces = model(given, compute_force=True)["forces"]
 torch.testing.assert_close(forces, wanted, rtol=1e-10, atol=1e-12)

@@ -18,10 +18,10 @@ from mace.modules.utils import get_symmetric_displacement
 from mace.tools.scripts_utils import extract_model
 from mace_cases import assert_same, batch_of, imidazole, model_of, results
 
-from autotune import accelerate, restore
-from autotune.integrations.blocks import mace as strained_models
-from autotune.integrations.blocks.mace import strained
-from autotune.integrations.blocks.strain import rows_of
+from autotune.models.accelerate import accelerate, restore
+from autotune.models.linear import rows_of
+from autotune.models.mace import patched as strained_models
+from autotune.models.mace.patched import strained
 from kernelgen.errors import InputError
 
 NUMBERS = [1, 6, 7]

@@ -14,10 +14,9 @@ from emulated_radial import EmulatedKernel, emulate_modules
 from fixed_kernels import take_few_edges, watched_launches
 from mace_cases import TOLERANCE, assert_same, batch_of, imidazole, model_of, results
 
-from autotune import accelerate, restore
 from autotune.bench.contenders import build
-from autotune.models.packages.registry import package_named
-from autotune.models.whole_model import WholeModel
+from autotune.models.accelerate import accelerate, restore
+from autotune.models.whole_model import WholeModel, package_named
 from autotune.modules import radial_convolution as convolution
 from kernelgen.errors import InputError
 

@@ -25,9 +25,9 @@ from mace_cases import REPLACED, assert_same, batch_of, default_dtype, gradients
 from places import ROOT
 from reference import float64
 
-from autotune import accelerate, restore
-from autotune.integrations.mace import MACECalculator
-from autotune.integrations.stand_ins import StandIn
+from autotune.models.accelerate import accelerate, restore
+from autotune.models.mace.use import MACECalculator
+from autotune.models.stand_ins import StandIn
 
 
 def replaced_in(model: torch.nn.Module) -> int:
@@ -213,7 +213,7 @@ def train(folder: Path, module: str) -> tuple[list[dict[str, Any]], Path]:
 
 def test_the_training_command_gives_stocks_losses_and_saves_a_stock_model(tmp_path: Path) -> None:
     wanted, stock = train(tmp_path / "stock", "mace.cli.run_train")
-    found, saved = train(tmp_path / "fast", "autotune.integrations.training.mace")
+    found, saved = train(tmp_path / "fast", "autotune.models.mace.train")
     logged = (tmp_path / "fast" / "logs").glob("*.log")
     assert "2 of 2 convolutions, 2 of 2 symmetric contractions, 2 of 2 tensor products" in "".join(
         path.read_text() for path in logged

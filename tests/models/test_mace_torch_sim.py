@@ -17,7 +17,7 @@ from ase.build import bulk
 from mace_cases import model_of
 from torch_sim.models.mace import MaceModel
 
-from autotune.integrations.torch_sim import accelerate_torch_sim
+from autotune.models.torch_sim import accelerate_torch_sim
 from kernelgen.errors import InputError
 
 

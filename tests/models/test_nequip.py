@@ -20,7 +20,7 @@ from nequip.model import FullNequIPGNNModel, PresetNequIPGNNModel
 from nequip_cases import CASE, NequIPCase
 from torch._dynamo.utils import counters
 
-from autotune import accelerate, restore
+from autotune.models.accelerate import accelerate, restore
 
 TINY = {"num_layers": 2, "l_max": 1, "num_features": 2, "radial_mlp_width": 4, "parity": False}
 

@@ -11,8 +11,8 @@ import captured_cases as cases
 from ase import Atoms
 from model_cases import imidazole, needs
 
-from autotune import capture
-from autotune.models.packages.base import default_dtype
+from autotune.models.capture import capture
+from autotune.models.package import default_dtype
 from kernelgen.errors import UnsupportedError
 
 NEQUIP = cases.PACKAGES["nequip"]

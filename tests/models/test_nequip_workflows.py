@@ -128,7 +128,7 @@ from ase.build import bulk
 from nequip.integrations.ase import NequIPCalculator
 from nequip.model import modify
 from autotune import accelerate
-from autotune.integrations.stand_ins import AcceleratedConvolution
+from autotune.models.stand_ins import AcceleratedConvolution
 def forces(calculator):
     atoms = bulk("Cu", cubic=True) * (2, 2, 2)
     atoms.rattle(0.1, seed=0)

@@ -15,7 +15,7 @@ from model_sequences import Sequence, difference, run
 from sequence_actions import ACTIONS
 from sequence_models import KINDS, PACKAGES, subject_of
 
-from autotune.models.packages.base import default_dtype
+from autotune.models.package import default_dtype
 
 # About ten processor seconds a package. ``python tests/support/model_sequences.py`` runs a thousand.
 EXAMPLES = int(os.environ.get("EQUITUNE_SEQUENCES", "10"))

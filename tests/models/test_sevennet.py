@@ -19,7 +19,7 @@ from model_cases import DTYPES, gradients, imidazole, mof, protein
 from sevennet_cases import CASE
 from torch._dynamo.utils import counters
 
-from autotune import restore
+from autotune.models.accelerate import restore
 
 TINY = {
     KEY.NUM_CONVOLUTION: 2,

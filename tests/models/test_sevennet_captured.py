@@ -11,7 +11,7 @@ from ase import Atoms
 from model_cases import imidazole
 from sevennet_cases import CASE
 
-from autotune import capture
+from autotune.models.capture import capture
 from kernelgen.errors import UnsupportedError
 
 SEVENNET = cases.PACKAGES["sevennet"]

@@ -24,8 +24,8 @@ from sevenn.train.trainer import Trainer
 from sevennet_cases import CASE
 from torch_geometric.loader import DataLoader
 
-from autotune import accelerate
-from autotune.integrations.sevennet import SevenNetCalculator
+from autotune.models.accelerate import accelerate
+from autotune.models.sevennet.use import SevenNetCalculator
 from kernelgen.errors import InputError, UnsupportedError
 
 

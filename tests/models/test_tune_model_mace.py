@@ -12,8 +12,8 @@ pytest.importorskip("mace", reason="MACE is not installed")
 import ase.build
 from mace_cases import imidazole, model_of, numbers_in
 
-from autotune import accelerate
 from autotune.errors import ConfigError
+from autotune.models.accelerate import accelerate
 from autotune.tune.model_passes import ENERGIES, TRAINING, Loaded, Recording, open_named, places_of, recorded
 
 

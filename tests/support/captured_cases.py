@@ -16,7 +16,8 @@ from ase.md.velocitydistribution import MaxwellBoltzmannDistribution
 from ase.md.verlet import VelocityVerlet
 from model_cases import CUTOFF, Results, case_of, imidazole, small_model, symbols_in
 
-from autotune import CapturedModel, accelerate, capture
+from autotune.models.accelerate import accelerate
+from autotune.models.capture import CapturedModel, capture
 
 # Parameters of a test that runs on the GPU too, where there is one.
 on_devices = pytest.mark.parametrize("device", ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)])
@@ -65,7 +66,7 @@ Calculators = tuple[Any, Any, list[CapturedModel]]
 def mace_calculators(device: str = "cpu") -> Calculators:
     from mace.calculators import MACECalculator as Stock
 
-    from autotune.integrations.mace import MACECalculator
+    from autotune.models.mace.use import MACECalculator
 
     stock, fast = (small_model("mace").to(device) for _ in range(2))
     captured = MACECalculator(models=fast, device=device, capture=True)
@@ -87,7 +88,7 @@ def nequip_calculators(name: str) -> Calculators:
 def sevennet_calculators() -> Calculators:
     from sevenn.calculator import SevenNetCalculator as Stock
 
-    from autotune.integrations.sevennet import SevenNetCalculator
+    from autotune.models.sevennet.use import SevenNetCalculator
 
     model = small_model("sevennet", torch.float32)
     stock = Stock(copy.deepcopy(model), file_type="model_instance", device="cpu")

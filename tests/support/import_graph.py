@@ -15,13 +15,13 @@ from places import ROOT
 # By package, its files and sub-packages in processing order: each may import itself and those before it.
 ORDERS = {
     "kernelgen": (
-        *("errors", "version", "old_paths", "compat", "device", "files", "watchers", "folder"),
+        *("errors", "version", "old_paths", "compat", "device", "files", "watchers"),
         *("problem", "arithmetic", "kernels", "build", "runtime", "ops", "packs"),
     ),
     "autotune": (
         *("errors", "extras", "old_paths", "paths", "text"),
-        *("workload", "database", "modules", "captured", "integrations", "measure", "search", "compare"),
-        *("models", "tune", "bench", "replay", "report", "cli"),
+        *("workload", "database", "modules", "models", "measure", "search", "compare"),
+        *("tune", "bench", "replay", "report", "cli"),
     ),
 }
 

@@ -19,7 +19,7 @@ from ase import Atoms
 from exported import built, without_caches
 from model_cases import imidazole
 
-from autotune import accelerate
+from autotune.models.accelerate import accelerate
 from kernelgen.packs.library import build_library
 from kernelgen.packs.write import calls_in, write_calls
 

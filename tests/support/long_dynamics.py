@@ -24,10 +24,9 @@ from ase.md.verlet import VelocityVerlet
 from ase.optimize import FIRE
 from mace.calculators import MACECalculator as Stock
 
-from autotune.integrations.mace import MACECalculator
-from autotune.models.atoms import find_atoms
-from autotune.models.packages.base import default_dtype
-from autotune.models.whole_model import DTYPES, open_model
+from autotune.models.mace.use import MACECalculator
+from autotune.models.package import default_dtype
+from autotune.models.whole_model import DTYPES, find_atoms, open_model
 
 # Steps in which sizes are captured and torch's libraries take their memory.
 SETTLED = 1000

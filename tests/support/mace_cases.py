@@ -26,7 +26,7 @@ from model_cases import (
     protein,
 )
 
-from autotune.models.packages.base import default_dtype
+from autotune.models.package import default_dtype
 
 warnings.filterwarnings("ignore", "The TorchScript type system doesn't support instance-level annotations")
 

@@ -243,5 +243,5 @@ def installed() -> Iterator[None]:
     try:
         yield
     finally:
-        for name in (*made, *[name for name in sys.modules if name.startswith("autotune.integrations.mace_backend")]):
+        for name in (*made, *[name for name in sys.modules if name.startswith("autotune.models.mace.backend")]):
             sys.modules.pop(name, None)

@@ -17,9 +17,9 @@ import torch
 from ase import Atoms
 from places import ROOT
 
-from autotune import accelerate
-from autotune.integrations.stand_ins import AcceleratedConvolution, StandIn
-from autotune.models.atoms import find_atoms
+from autotune.models.accelerate import accelerate
+from autotune.models.stand_ins import AcceleratedConvolution, StandIn
+from autotune.models.whole_model import find_atoms
 
 # The largest relative difference that the tests allow.
 TOLERANCE = {torch.float64: 1e-10, torch.float32: 1e-5}

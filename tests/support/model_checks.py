@@ -18,8 +18,8 @@ from model_cases import Case, accelerated, assert_same, fused, imidazole, stand_
 from places import ROOT, SUPPORT
 from torch.optim import swa_utils
 
-from autotune import accelerate, restore
-from autotune.models.packages.base import default_dtype
+from autotune.models.accelerate import accelerate, restore
+from autotune.models.package import default_dtype
 from autotune.modules import radial_convolution as convolution
 
 

@@ -40,7 +40,7 @@ import torch
 from sequence_actions import ACTIONS, AFTER_FLOAT32, Action, detached
 from sequence_models import KINDS, PACKAGES, Results, Subject, subject_of
 
-from autotune.models.packages.base import default_dtype
+from autotune.models.package import default_dtype
 from kernelgen.errors import EquituneError
 
 IN_FLOAT32 = 1e-3

@@ -59,9 +59,7 @@ AREAS: dict[str, tuple[str, ...]] = {
         "autotune/compare/comparison.py",
     ),
     "padding": (
-        "autotune/captured/fields.py",
-        "autotune/captured/padded_step.py",
-        "autotune/captured/volumes.py",
+        "autotune/models/padding.py",
         "kernelgen/runtime/known_graphs.py",
         "kernelgen/runtime/graph.py",
     ),
@@ -70,10 +68,10 @@ AREAS: dict[str, tuple[str, ...]] = {
 ON_REQUEST: dict[str, tuple[str, ...]] = {
     "headers": ("kernelgen/kernels/include",),
     "captured models": (
-        "autotune/captured/capture.py",
-        "autotune/captured/model_state.py",
-        "autotune/captured/package.py",
-        "autotune/captured/packages",
+        "autotune/models/capture.py",
+        "autotune/models/mace/package.py",
+        "autotune/models/nequip/package.py",
+        "autotune/models/sevennet/package.py",
     ),
 }
 # Files whose strings are C text.
@@ -255,13 +253,11 @@ TESTS: dict[str, tuple[str, ...]] = {
     ),
     "autotune/tune/publish.py": ("tests/autotune/tune/test_publish.py",),
     "autotune/compare/comparison.py": ("tests/autotune/compare/test_sampling.py",),
-    "autotune/captured": ("tests/autotune/captured",),
-    "autotune/captured/packages/sevennet.py": (_CAPTURED, "tests/models/test_sevennet_captured.py"),
-    "autotune/captured/packages/nequip.py": (_CAPTURED, "tests/models/test_nequip_captured.py"),
-    "autotune/captured/packages/mace.py": _CAPTURED_MACE,
-    "autotune/captured/capture.py": _CAPTURED_MACE,
-    "autotune/captured/model_state.py": _CAPTURED_MACE,
-    "autotune/captured/package.py": _CAPTURED_MACE,
+    "autotune/models/padding.py": ("tests/autotune/captured",),
+    "autotune/models/capture.py": ("tests/autotune/captured", *_CAPTURED_MACE),
+    "autotune/models/sevennet/package.py": (_CAPTURED, "tests/models/test_sevennet_captured.py"),
+    "autotune/models/nequip/package.py": (_CAPTURED, "tests/models/test_nequip_captured.py"),
+    "autotune/models/mace/package.py": _CAPTURED_MACE,
     "kernelgen/runtime": (
         _RUNTIME + "test_graph.py",
         _RUNTIME + "test_index_checks.py",

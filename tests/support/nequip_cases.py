@@ -12,7 +12,7 @@ from nequip.data.transforms import ChemicalSpeciesToAtomTypeMapper, NeighborList
 from nequip.model import NequIPGNNModel
 from nequip.utils.global_state import set_global_state
 
-from autotune.models.packages.base import default_dtype
+from autotune.models.package import default_dtype
 
 
 class NequIPCase(Case):

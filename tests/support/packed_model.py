@@ -10,7 +10,7 @@ import sys
 
 import torch
 
-from autotune import accelerate
+from autotune.models.accelerate import accelerate
 from kernelgen.build.compiler import RECORDERS
 
 

@@ -22,7 +22,8 @@ from sequence_models import Results, Subject
 from torch import Tensor
 from torch.nn.utils import parametrize, prune
 
-from autotune import accelerate, capture, restore
+from autotune.models.accelerate import accelerate, restore
+from autotune.models.capture import capture
 
 # Once a copy was in float32, whose constants e3nn rounds and Equitune does not.
 AFTER_FLOAT32 = 1e-4

@@ -14,7 +14,8 @@ from ase import Atoms
 from model_cases import case_of, imidazole, small_model
 from torch import Tensor
 
-from autotune import CapturedModel, accelerate, capture
+from autotune.models.accelerate import accelerate
+from autotune.models.capture import CapturedModel, capture
 
 # Largest relative error in float64.
 TOLERANCE = 1e-9

@@ -16,7 +16,7 @@ from sevenn.model_build import build_E3_equivariant_model
 from sevenn.train.dataload import unlabeled_atoms_to_graph
 from torch_geometric.data import Batch
 
-from autotune.models.packages.base import default_dtype
+from autotune.models.package import default_dtype
 
 
 class SevenNetCase(Case):

@@ -12,8 +12,8 @@ from ase import Atoms
 from ase.neighborlist import neighbor_list
 
 from autotune.errors import PeerError
-from autotune.integrations.exchange import Exchange, ExchangedConvolution
-from autotune.models.packages.base import Outputs, Package, converted, dtype_of
+from autotune.models.package import Outputs, Package, converted, dtype_of
+from autotune.models.replace import Exchange, ExchangedConvolution
 from autotune.models.whole_model import WholeModel
 
 CUTOFF = 3.0

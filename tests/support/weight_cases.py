@@ -16,7 +16,7 @@ from model_cases import Case, Results, imidazole, loss_of
 from torch import Tensor
 from torch.nn.utils import parametrize, prune
 
-from autotune import accelerate, restore
+from autotune.models.accelerate import accelerate, restore
 
 Predict = Callable[[Any], Results]
 TOLERANCE = 1e-9

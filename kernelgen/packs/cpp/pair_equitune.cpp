@@ -10,7 +10,7 @@
 // come from the ranks that own them, and gradients go back. LAMMPS does this as for its own potentials; it also adds the
 // forces on ghosts to their owners.
 //
-// `compile_for_lammps` in `autotune/integrations/lammps` writes the model. It takes positions [own + ghosts, 3], elements
+// `compile_for_lammps` in `autotune/models/lammps` writes the model. It takes positions [own + ghosts, 3], elements
 // [own + ghosts], edge_index [2, edges] from any atoms to own ones and zeros [own], and gives energies [own] and forces
 // [own + ghosts, 3], in float64 and int64. Its metadata has `cutoff` and `elements`. Kernels come from EQUITUNE_PACK. On CPUs.
 #include <dlfcn.h>

@@ -10,11 +10,9 @@ import pytest
 import torch
 from torch import Tensor
 
-from autotune import CapturedModel, capture
-from autotune.captured import package
-from autotune.captured.fields import Counts, Field, Fields, ghost_ends, ghost_pointer
-from autotune.captured.package import CapturablePackage
-from autotune.captured.padded_step import PaddedStep
+from autotune.models import capture as package
+from autotune.models.capture import CapturablePackage, CapturedModel, capture
+from autotune.models.padding import Counts, Field, Fields, PaddedStep, ghost_ends, ghost_pointer
 from kernelgen.errors import InputError, UnsupportedError
 
 DEVICES = ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)]

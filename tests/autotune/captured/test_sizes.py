@@ -9,10 +9,12 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from autotune.captured import volumes
-from autotune.captured.fields import (
+from autotune.models import padding as volumes
+from autotune.models.padding import (
     Counts,
     Field,
+    PaddedStep,
+    VolumesByProducts,
     best_fit,
     fits,
     ghost_atoms,
@@ -21,8 +23,6 @@ from autotune.captured.fields import (
     padded_size,
     step_above,
 )
-from autotune.captured.padded_step import PaddedStep
-from autotune.captured.volumes import VolumesByProducts
 
 CPU = torch.device("cpu")
 counts = st.builds(Counts, st.integers(1, 10**6), st.integers(0, 10**7), st.integers(1, 9))

@@ -7,10 +7,15 @@ from typing import Any
 import pytest
 import torch
 
-from autotune.models.atoms import find_atoms
-from autotune.models.catalogue import PublishedModel, find_published
-from autotune.models.packages.registry import package_named, package_of
-from autotune.models.whole_model import WholeModel, build_published
+from autotune.models.whole_model import (
+    PublishedModel,
+    WholeModel,
+    build_published,
+    find_atoms,
+    find_published,
+    package_named,
+    package_of,
+)
 
 SMALL: dict[str, dict[str, Any]] = {
     "mace-mp-0-medium": {"hidden_irreps": "4x0e + 4x1o", "max_ell": 2, "correlation": 2, "species": "1, 6-8"},

@@ -10,11 +10,8 @@ from ase import Atoms
 
 from autotune import paths
 from autotune.errors import ConfigError
-from autotune.models.atoms import find_atoms, structure_names
-from autotune.models.catalogue import published_models
-from autotune.models.packages.base import numbers_of
-from autotune.models.packages.registry import PACKAGES
-from autotune.models.whole_model import open_model
+from autotune.models.package import numbers_of
+from autotune.models.whole_model import PACKAGES, find_atoms, open_model, published_models, structure_names
 
 TINY = "tiny_model:tiny_model"
 

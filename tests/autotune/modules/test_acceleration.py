@@ -9,9 +9,8 @@ import torch
 from e3nn import o3
 from torch import Tensor
 
-from autotune import accelerate, restore
-from autotune.integrations.acceleration import Acceleration, Place
-from autotune.integrations.stand_ins import AcceleratedProduct
+from autotune.models.accelerate import accelerate, restore
+from autotune.models.stand_ins import AcceleratedProduct, Acceleration, Place
 from kernelgen.errors import InputError, UnsupportedError
 
 

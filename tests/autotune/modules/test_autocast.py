@@ -9,9 +9,9 @@ import torch
 from torch import Tensor
 
 import autotune
-from autotune.integrations.ir_mul.linear import AcceleratedLinear
-from autotune.integrations.ir_mul.species_product import SpeciesProduct
-from autotune.integrations.radial.folded import AcceleratedRadial
+from autotune.models.linear import AcceleratedLinear
+from autotune.models.radial import AcceleratedRadial
+from autotune.models.species import SpeciesProduct
 from autotune.modules.symmetric_contraction import TunedContraction
 from kernelgen.compat import FullyConnectedNet, o3
 from kernelgen.errors import InputError

@@ -10,12 +10,11 @@ import pytest
 import torch
 from e3nn import o3
 
-from autotune import accelerate, restore
-from autotune.integrations.convolution_block import ConvolutionBlock
-from autotune.integrations.ir_mul import model as ir_mul
-from autotune.integrations.ir_mul.model import ModelLayout, Part
-from autotune.integrations.replacement import Replacing
-from autotune.integrations.stand_ins import StandIn
+from autotune.models import layout as ir_mul
+from autotune.models.accelerate import accelerate, restore
+from autotune.models.layout import ModelLayout, Part
+from autotune.models.replace import ConvolutionBlock, Replacing
+from autotune.models.stand_ins import StandIn
 
 ENDS = [RuntimeError, KeyboardInterrupt]
 

@@ -12,7 +12,7 @@ import torch._dynamo.testing
 from e3nn import o3
 from reference import float64, relative_error
 
-from autotune import accelerate
+from autotune.models.accelerate import accelerate
 from autotune.modules.product import MATRIX_WEIGHTS, FullyConnectedTensorProduct, TensorProduct, by_matrix, pairs_of
 from kernelgen.arithmetic.directions import DIRECTIONS
 from kernelgen.device import cuda_facts

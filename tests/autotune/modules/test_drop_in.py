@@ -12,9 +12,9 @@ from e3nn.nn.models.v2106.gate_points_networks import SimpleNetwork
 from reference import copied, float64
 from torch import Tensor
 
-from autotune import accelerate, restore
-from autotune.integrations import stand_ins
-from autotune.integrations.stand_ins import AcceleratedProduct
+from autotune.models import stand_ins
+from autotune.models.accelerate import accelerate, restore
+from autotune.models.stand_ins import AcceleratedProduct
 from autotune.modules.product import TensorProduct
 from kernelgen.errors import InputError, ProblemError
 from kernelgen.problem.product import TensorProductProblem, problem_of

@@ -12,12 +12,20 @@ from e3nn import nn, o3
 from reference import float64
 from torch import Tensor
 
-from autotune.integrations.ir_mul import species, species_product
-from autotune.integrations.ir_mul.linear import AcceleratedLinear
-from autotune.integrations.ir_mul.species import chunked_species, elements_of, sorted_species, species_of
-from autotune.integrations.ir_mul.species_product import MatricesByElement, SpeciesProduct, dense
-from autotune.integrations.radial.folded import AcceleratedRadial
-from autotune.integrations.replacement import normal
+from autotune.models import species
+from autotune.models import species as species_product
+from autotune.models.linear import AcceleratedLinear
+from autotune.models.radial import AcceleratedRadial
+from autotune.models.replace import normal
+from autotune.models.species import (
+    MatricesByElement,
+    SpeciesProduct,
+    chunked_species,
+    dense,
+    elements_of,
+    sorted_species,
+    species_of,
+)
 from kernelgen.errors import InputError, UnsupportedError
 from kernelgen.ops.node_matrices import CHUNK
 

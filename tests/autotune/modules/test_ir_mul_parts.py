@@ -12,11 +12,10 @@ from e3nn.nn import Gate
 from torch import Tensor
 from torch.nn.utils import parametrize
 
-from autotune.integrations.ir_mul.gate import IrMulGate
-from autotune.integrations.ir_mul.linear import AcceleratedLinear
-from autotune.integrations.ir_mul.outline import check_same, outline
-from autotune.integrations.ir_mul.species import types_without_waiting
-from autotune.integrations.ir_mul.typed_product import NODE_TYPES, TypedProduct
+from autotune.models.gate import IrMulGate
+from autotune.models.layout import check_same, outline
+from autotune.models.linear import AcceleratedLinear
+from autotune.models.species import NODE_TYPES, TypedProduct, types_without_waiting
 from autotune.workload.workload import relayout
 from kernelgen.compat import o3
 from kernelgen.errors import UnsupportedError
@@ -125,7 +124,7 @@ def test_products_by_type_are_those_of_each_nodes_row(
     if of_gpu:
         found = types_without_waiting(TYPES, types)
         assert len(found[1]) == min(8, types)
-        monkeypatch.setattr("autotune.integrations.ir_mul.typed_product.types_of", lambda *_: found)
+        monkeypatch.setattr("autotune.models.species.types_of", lambda *_: found)
     torch.manual_seed(0)
     product = TypedProduct(o3.FullyConnectedTensorProduct("3x0e+2x1o+2x0e", "4x0e", "2x0e+3x1o+2x2e"), types=types)
     x, embedding, g = draw((len(TYPES), 11), (types, 4), (len(TYPES), 21))

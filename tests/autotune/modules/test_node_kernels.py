@@ -10,12 +10,10 @@ from e3nn.nn import Gate
 from fixed_kernels import emulate_launches
 from torch import Tensor
 
-from autotune.integrations.ir_mul import linear
-from autotune.integrations.ir_mul.gate import IrMulGate
-from autotune.integrations.ir_mul.linear import AcceleratedLinear
-from autotune.integrations.ir_mul.species import chunked_species
-from autotune.integrations.ir_mul.species_product import MatricesByElement, SpeciesProduct, dense
-from autotune.integrations.ir_mul.typed_product import TypeMatrices
+from autotune.models import linear
+from autotune.models.gate import IrMulGate
+from autotune.models.linear import AcceleratedLinear
+from autotune.models.species import MatricesByElement, SpeciesProduct, TypeMatrices, chunked_species, dense
 from kernelgen.build.compiler import compile_source
 from kernelgen.build.gpu import nvrtc_version
 from kernelgen.compat import o3

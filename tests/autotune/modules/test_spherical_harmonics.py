@@ -12,9 +12,9 @@ from e3nn import o3
 from reference import copied, float64
 
 import autotune
-from autotune import accelerate, restore
-from autotune.integrations import replacement
-from autotune.integrations.stand_ins import AcceleratedHarmonics, AcceleratedProduct
+from autotune.models import replace as replacement
+from autotune.models.accelerate import accelerate, restore
+from autotune.models.stand_ins import AcceleratedHarmonics, AcceleratedProduct
 from autotune.modules.harmonics import SphericalHarmonics, spherical_harmonics
 from kernelgen.errors import InputError, ProblemError, UnsupportedError
 from kernelgen.problem.harmonics import NORMALIZATIONS

@@ -12,9 +12,9 @@ from reference import copied, float64
 from torch import Tensor
 from torch.nn.utils import parametrizations, parametrize, prune
 
-from autotune import accelerate, restore
-from autotune.integrations.convolution_block import retype, take_type_back
-from autotune.integrations.stand_ins import StandIn
+from autotune.models.accelerate import accelerate, restore
+from autotune.models.replace import retype, take_type_back
+from autotune.models.stand_ins import StandIn
 from autotune.modules.product import TensorProduct
 
 IRREPS = ("4x0e+2x1o", "0e+1o", "4x0e+2x1o")

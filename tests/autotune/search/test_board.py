@@ -190,8 +190,8 @@ from kernelgen.device import DeviceFacts
 PROBLEM = TensorProductProblem.channelwise("4x0e+4x1o", "0e+1o", "0e+1o")
 CPU = DeviceFacts("cpu", "test cpu 2 cores", "x86_64", 2, vector_bytes=32)
 from autotune.search.study import Study
-from autotune.search.shared import optuna_storage
-optuna_storage.HEARTBEAT_S, optuna_storage.GRACE_S = 1, 2
+from autotune.search import shared
+shared.HEARTBEAT_S, shared.GRACE_S = 1, 2
 space = search_space(PROBLEM, "conv", "forward", "float32", CPU)
 study = Study(space, "study", Path(sys.argv[1]), sys.argv[2] or None, generator="test", sharing=sys.argv[3])
 assert [study.propose().schedule for _ in range(2)] == [space.default, *space.probes]

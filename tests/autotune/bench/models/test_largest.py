@@ -27,8 +27,7 @@ from autotune.bench.model_rows import rows_path, stored_rows
 from autotune.bench.session import ModelSession, ModelSetting
 from autotune.errors import ConfigError, PeerError
 from autotune.measure.worker import WorkerLost
-from autotune.models.packages.registry import package_named
-from autotune.models.whole_model import open_model
+from autotune.models.whole_model import open_model, package_named
 from kernelgen.device import device_facts
 
 TINY, UNTUNED = "tiny_model:tiny_model", "equitune-default"

@@ -47,10 +47,9 @@ from autotune.bench.session import (
 )
 from autotune.bench.whole_models import Request, bench_models
 from autotune.errors import ConfigError, DatabaseError, PeerError
-from autotune.integrations import exchange
-from autotune.models.packages.base import Outputs
-from autotune.models.packages.registry import package_named
-from autotune.models.whole_model import open_model
+from autotune.models import replace as exchange
+from autotune.models.package import Outputs
+from autotune.models.whole_model import open_model, package_named
 from kernelgen.device import device_facts
 
 TINY = "tiny_model:tiny_model"

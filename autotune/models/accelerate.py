@@ -1,0 +1,218 @@
+"""Replace e3nn's modules in a model by generated kernels, in one call.
+
+:func:`accelerate` replaces every ``e3nn.o3.TensorProduct`` and ``e3nn.o3.SphericalHarmonics`` in a module tree that the
+generator covers. In a block of MACE, NequIP or SevenNet that gathers, multiplies and sums, all three become one
+convolution, and what lies between two of them changes too. The others stay, and the returned table says
+why. Parameters stay the same objects, so optimizers keep working; checkpoints keep their names. :func:`restore` puts
+everything back.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from os import PathLike
+from typing import Any
+
+import torch
+
+from autotune.models.layout import change_layouts, undo_layouts
+from autotune.models.radial import choose_arithmetic, form_weights_inside, undo_weights_inside
+from autotune.models.replace import (
+    ConvolutionBlock,
+    ExchangedConvolution,
+    Replacing,
+    exchange_all,
+    kind_of,
+    known_blocks,
+)
+from autotune.models.stand_ins import (
+    CONVOLUTIONS,
+    PRODUCTS,
+    AcceleratedConvolution,
+    Acceleration,
+    NodeStandIn,
+    Place,
+    StandIn,
+)
+from kernelgen.errors import InputError
+from kernelgen.ops.radial_convolution import EDGE_PRODUCTS
+
+EDGE_WEIGHTS = ("auto", "streamed", "whole", "fused")
+EDGE_NETWORKS = ("fused", "layers")
+
+
+def accelerate(
+    model: Any,
+    *,
+    strict: bool | None = None,
+    deterministic: bool = False,
+    check: bool = True,
+    edge_weights: str = "auto",
+    edge_product: str = "fp16x3",
+    edge_network: str = "fused",
+) -> Acceleration:
+    """Replace e3nn's tensor products and spherical harmonics in ``model``, in place, where a kernel computes the same.
+
+    model: a module; or an object that holds one as ``model`` or several as ``models``, such as an ASE calculator.
+    Blocks of MACE, NequIP and SevenNet get the whole convolution: no edge-wise product is kept in memory. In a MACE
+    model that was converted for cuEquivariance or OpenEquivariance it takes the place of theirs; other parts stay.
+
+    A stock model of MACE, NequIP or SevenNet changes to layout ``ir_mul`` inside, as a whole: all linear layers,
+    self-connections, gates and contractions too. What it takes and gives, parameters and checkpoints stay in e3nn's
+    layout. If one part cannot change, none does, and the result's note says why.
+
+    strict, deterministic: as in :class:`autotune.TensorProduct`; harmonics are always deterministic.
+    check: compare each replacement with e3nn on random inputs, on the module's device and in its dtype (for harmonics,
+    which have neither, the model's). A replacement that differs by more than ``TOLERANCE`` is not used.
+
+    edge_weights: where the weights of a convolution's edges are formed, the last product of a radial network.
+    ``streamed``: inside the convolution, for some edges at a time (see :class:`autotune.RadialTensorProductConv`).
+    That takes less memory; the backward pass forms them again. ``whole``: for all edges at once, as the packages do.
+    ``fused``: in the convolution's own kernel, on a GPU from sm_80 on and in float32; elsewhere as ``auto``. For
+    energies and forces; gradients of the radial network's last layer and second derivatives stream.
+    ``auto``: on a GPU ``fused`` where by the tuned database this was the fastest, or within 10% of it, and the radial
+    network's weights need no gradients. Else streamed on a CPU if they need none, which is faster there, and on a GPU
+    that has no room for the weights of all edges; else whole.
+
+    edge_product: how radial networks multiply in float32 on a GPU. ``fp16x3``: by tensor cores, in three products of
+    half precision, with errors of float32's class. ``float32``: by torch, with torch's settings. ``tf32``, for
+    ``fused`` alone: one product in a convolution's own kernel. See the same class.
+
+    edge_network: the hidden layers of a radial network, of many edges, in float32 on a GPU. ``fused``: all in one
+    kernel, with errors of float32's class, where their widths are equal, at most 64 (128 for one layer), inputs at
+    most 16, the activation is SiLU, and weights are not trained: in evaluation, or without gradients. Nothing but
+    their input is kept for the gradient. ``layers``: one after the other, as with ``edge_product="float32"``.
+
+    Some modules stay, with the reason in the result: those compiled by TorchScript or torch.compile, those with a
+    ``forward``, parameters or modules of their own, and those that fail when tried. Hooks, parametrizations and pruning
+    of a replacement pass to e3nn's module when it is put back. Raises InputError if there is no module.
+    """
+    if edge_weights not in EDGE_WEIGHTS:
+        raise InputError(f"edge_weights is {edge_weights!r}; expected one of {', '.join(EDGE_WEIGHTS)}")
+    if edge_network not in EDGE_NETWORKS:
+        raise InputError(f"edge_network is {edge_network!r}; expected one of {', '.join(EDGE_NETWORKS)}")
+    if edge_product not in EDGE_PRODUCTS:
+        raise InputError(f"edge_product is {edge_product!r}; expected one of {', '.join(EDGE_PRODUCTS)}")
+    if edge_product == "tf32" and edge_weights != "fused":
+        raise InputError("edge_product='tf32' is for edge_weights='fused'; elsewhere torch's settings choose TF32")
+    model = _module_of(model)
+    replacing = Replacing(strict, deterministic, _sample_of(model) if check else None)
+    before = sum(isinstance(module, StandIn) for module in model.modules())
+    places, reason = change_layouts(model, replacing)
+    places += [_replaced(replacing, *found) for found in list(_found(model))]
+    places += exchange_all(model, replacing)
+    kept = f"node features stay in layout mul_ir: {reason}" if reason else ""
+    if edge_weights != "whole":
+        streamed, fused = edge_weights == "streamed", edge_weights == "fused"
+        may_fuse = None if edge_weights == "auto" and edge_product == "fp16x3" else fused
+        inside = form_weights_inside(model, always_streamed=streamed, product=edge_product, fused=may_fuse)
+        if edge_weights != "auto" and not inside:
+            kept = kept or "edge weights are whole: no radial network of MACE, NequIP or SevenNet gives them"
+    in_one_kernel = edge_network == "fused" and edge_product != "float32"  # torch has no such kernel
+    choose_arithmetic(model, edge_product, in_one_kernel)
+    return Acceleration(tuple(places), _note(model, before, places) or kept)
+
+
+def _replaced(
+    replacing: Replacing, parent: torch.nn.Module | None, attribute: str, name: str, module: torch.nn.Module
+) -> Place:
+    """Put a stand-in into the model if there is one."""
+    kind = kind_of(module) or PRODUCTS
+    block = _block_of(parent, attribute)
+    found = replacing.stand_in(module, parent, block)
+    if isinstance(found, str) or parent is None:
+        return Place(name, repr(module), False, str(found), kind if block is None else CONVOLUTIONS)
+    setattr(parent, attribute, found)
+    tuning = found.tuning_for(None)["forward"]
+    detail = f"schedule {tuning.origin}: {tuning.reason}"
+    if block is not None and isinstance(found, AcceleratedConvolution):
+        block.fuse(parent)
+        return Place(name, repr(module), True, detail, CONVOLUTIONS)
+    if reason := replacing.unfused.get(module):
+        detail += f"; gather and sum stay the package's: {reason}"
+    return Place(name, repr(module), True, detail, kind)
+
+
+def _block_of(parent: torch.nn.Module | None, attribute: str) -> ConvolutionBlock | None:
+    """The kind of block whose product this is."""
+    matching = (block for block in known_blocks() if block.product == attribute)
+    return next((block for block in matching if parent is not None and block.matches(parent)), None)
+
+
+def restore(model: Any) -> int:
+    """Put e3nn's modules back where :func:`accelerate` replaced them; returns the number of places.
+
+    Changes to the replacements carry over: another weight, hooks, parametrizations, pruning, the mode. InputError for a
+    part of a model whose layout was changed as a whole.
+    """
+    model = _module_of(model)
+    undo_layouts(model)
+    undo_weights_inside(model)
+    found = [(parent, name, child) for parent in model.modules() for name, child in _children(parent)]
+    replaced = [(parent, name, child) for parent, name, child in found if isinstance(child, StandIn)]
+    # All before the first takes its place: neighbours in two layouts would give wrong numbers.
+    originals = [child.put_back() for _, _, child in replaced]
+    for (parent, name, child), original in zip(replaced, originals, strict=True):
+        if isinstance(child, AcceleratedConvolution | ExchangedConvolution):
+            any(block.unfuse(parent) for block in known_blocks())
+        setattr(parent, name, original)
+    return len(replaced)
+
+
+def _module_of(model: object) -> torch.nn.Module:
+    """The module itself, or the modules that an object holds; InputError if it has none."""
+    if isinstance(model, str | PathLike):
+        raise InputError(
+            f"model is the path {str(model)!r}; expected a torch.nn.Module: load the file first, "
+            "with torch.load(path, weights_only=False) if it holds a whole model"
+        )
+    if isinstance(model, torch.nn.Module):
+        return model
+    held = getattr(model, "models", None) or [getattr(model, "model", None)]
+    if not isinstance(held, list | tuple) or not all(isinstance(one, torch.nn.Module) for one in held):
+        raise InputError(
+            f"model is of type {type(model).__name__}; expected a torch.nn.Module, or an object with one as its model "
+            "or with several as its models, such as an ASE calculator"
+        )
+    return held[0] if len(held) == 1 else torch.nn.ModuleList(held)
+
+
+def _children(parent: torch.nn.Module) -> Iterator[tuple[str, torch.nn.Module]]:
+    """Attribute and module of each child; unlike ``named_children``, once per attribute of a shared child."""
+    return ((name, child) for name, child in parent._modules.items() if child is not None)
+
+
+def _note(model: torch.nn.Module, before: int, places: list[Place]) -> str:
+    """Why nothing was found in a model, and how many modules were replaced ``before``."""
+    if before:
+        return f"{before} modules were replaced before"
+    if places:
+        return ""
+    for name, module in model.named_modules():
+        if isinstance(module, torch.jit.ScriptModule):
+            return (
+                f"TorchScript has compiled {name or 'the model'}; accelerate the model before torch.jit.script, "
+                "torch.jit.trace and torch.jit.freeze"
+            )
+        if isinstance(module, torch.fx.GraphModule):
+            return f"{name or 'the model'} is a graph of torch.fx; accelerate the model before it is traced or exported"
+    return "the model has no module of e3nn.o3.TensorProduct or e3nn.o3.SphericalHarmonics"
+
+
+def _found(model: torch.nn.Module) -> Iterator[tuple[torch.nn.Module | None, str, str, torch.nn.Module]]:
+    """Parent, attribute, full name and module of every such e3nn module; a shared one appears several times.
+
+    What a stand-in keeps of its original is not called.
+    """
+    if kind_of(model) is not None:
+        yield None, "", "(the model)", model
+    for prefix, parent in model.named_modules():
+        for attribute, child in () if isinstance(parent, NodeStandIn) else _children(parent):
+            if kind_of(child) is not None:
+                yield parent, attribute, f"{prefix}.{attribute}".lstrip("."), child
+
+
+def _sample_of(model: torch.nn.Module) -> torch.Tensor:
+    """A tensor with the model's device and dtype: its first floating-point one, else one with torch's defaults."""
+    tensors = (tensor for found in (model.parameters(), model.buffers()) for tensor in found)
+    return next((tensor for tensor in tensors if tensor.is_floating_point()), torch.empty(0))

@@ -1,0 +1,391 @@
+"""``autotune.capture``: a model whose steps of energies and forces are one launch each.
+
+A GPU is faster than its host on small systems: the launches of some hundred kernels take longer than the kernels. A
+CUDA graph launches all of them at once, but only for tensors of one size in one place. So a graph's atoms and edges are
+padded with ghosts to steps of size, and copied to where the captured kernels read them.
+"""
+
+from __future__ import annotations
+
+import functools
+import threading
+from abc import ABC, abstractmethod
+from collections import OrderedDict
+from collections.abc import Hashable, Mapping
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from autotune.models.padding import Counts, Fields, PaddedStep, best_fit, lost_input, padded_size
+from autotune.models.stand_ins import of_packages
+from kernelgen.errors import InputError, UnsupportedError
+
+OUTGROWN = ("capture", "eager")
+
+
+def capture(
+    model: torch.nn.Module,
+    example: Mapping[str, Any] | None = None,
+    *,
+    growth: float = 1.25,
+    kept: int = 4,
+    outgrown: str = "capture",
+    **options: Any,
+) -> CapturedModel:
+    """A module that takes and gives what ``model`` does, and computes energies, forces and stress in one CUDA graph.
+
+        >>> model = autotune.capture(model, batch, compute_stress=True)
+        >>> out = model(batch, compute_stress=True)      # out["forces"] [atoms, 3], as the model's
+
+    model: of MACE (``MACE``, ``ScaleShiftMACE``), NequIP or SevenNet, best after :func:`autotune.accelerate`.
+    example: the inputs of one call, captured at once, with the call's ``options``; else the first call captures.
+
+    growth: numbers of atoms and edges are padded to steps, each so many times the last one (beyond 32768 the fourth
+    root of it). Ghost atoms and ghost edges are a structure of their own, and add nothing to the real ones. kept: the
+    number of captured sizes that stay, those used last; each has memory of its own on the device.
+
+    outgrown: what happens to a graph that fits no captured size: ``capture`` it, or leave it to the model (``eager``),
+    which is as fast for large systems. Calls that need gradients of the results (``training=True``), those that ask for
+    other results, such as a Hessian, and those for MACE's energies alone under ``torch.no_grad`` are always left to it.
+
+    A capture is thrown away when the model's modules, hooks, mode, dtype or device change, or a parameter gets other
+    memory. Parameters that are written in place (an optimizer's step, ``load_state_dict``) are seen. Results are
+    detached. What NequIP and SevenNet leave in the data beside them is left out: all of edges, ``node_attrs``,
+    ``feature_norm_factor``; ``x``, ``node_attr``, ``atom_type``, ``scaled_atomic_energy``. On a CPU there is no graph:
+    each call runs the model on the padded inputs.
+
+    Raises UnsupportedError for other models, also those with a ``forward`` or hooks of their own; in a call, for inputs
+    that the model reads and results that it gives and a captured step does not know; for ``accelerate(model,
+    edge_weights="streamed")``, and on a GPU for a model with a part that waits for the device. InputError for fields of
+    other lengths, and on a CPU for indices out of range.
+    """
+    captured = CapturedModel(model, growth=growth, kept=kept, outgrown=outgrown)
+    if example is not None:
+        captured(dict(example), **options)
+    elif options:
+        raise InputError(f"the options {sorted(options)} belong to the call on an example, and there is no example")
+    return captured
+
+
+class CapturedModel(torch.nn.Module):
+    """Made by :func:`capture`. Attributes that it does not have are the model's.
+
+    captures: captured sizes so far; replays: steps by them; eager_calls: calls that were left to the model.
+    """
+
+    def __init__(self, model: torch.nn.Module, *, growth: float, kept: int, outgrown: str) -> None:
+        super().__init__()
+        if not growth > 1:
+            raise InputError(f"growth is {growth}; expected more than 1, such as 1.25")
+        if kept < 1:
+            raise InputError(f"kept is {kept}; expected the number of captured sizes that stay, at least 1")
+        if outgrown not in OUTGROWN:
+            raise InputError(f"outgrown is {outgrown!r}; expected one of {OUTGROWN}")
+        if not isinstance(model, torch.nn.Module):
+            raise InputError(f"model is of type {type(model).__name__}; expected a torch.nn.Module")
+        if isinstance(model, CapturedModel):
+            raise InputError("model is captured already; capture the model that it holds, its attribute model")
+        self.package = package_for(model)
+        self.model = model
+        self.growth, self.kept, self.outgrown = growth, kept, outgrown
+        self.captures = self.replays = self.eager_calls = 0
+        self.training = model.training
+        self._forget()
+
+    def forget(self) -> None:
+        """Free what was captured, its memory included; the next step captures again."""
+        with self._lock:
+            self._steps.clear()
+
+    def _forget(self) -> None:
+        # Least recently used first.
+        self._steps: OrderedDict[tuple[Hashable, Counts], PaddedStep] = OrderedDict()
+        self._state: ModelState | None = None
+        self._cutoff = 0.0
+        self._lock = threading.Lock()
+
+    @property
+    def sizes(self) -> tuple[Counts, ...]:
+        """The captured numbers of atoms, edges and graphs, ghosts included, least recently used first."""
+        return tuple(size for _, size in self._steps)
+
+    def forward(self, inputs: Mapping[str, Any], **options: Any) -> dict[str, Any]:
+        """The model's results for the model's ``inputs``, detached from them."""
+        # Tensors are put into buffers by one call at a time.
+        with self._lock:
+            if not self.package.runs_eagerly(self.model, inputs, options):
+                self._follow_the_model()
+                try:
+                    fields, real = self.package.fields(self.model, inputs, self._cutoff)
+                except KeyError as missing:
+                    raise InputError(
+                        f"the inputs lack {missing}, which a captured step reads; pass it, or call the model itself, "
+                        "uncaptured"
+                    ) from missing
+                found = self._found(fields, real, inputs, options)
+                if found is not None:
+                    return self.package.answer(self.model, inputs, found)
+            self.eager_calls += 1
+        return self.model(inputs, **options)
+
+    def _follow_the_model(self) -> None:
+        """Forget what was captured of a model that has changed since."""
+        if self._state is None or not self._state.is_still():
+            self._steps.clear()
+            self.package = package_for(self.model)
+            self._cutoff = self.package.cutoff(self.model)
+            self._state = ModelState(self.model)
+
+    def _found(
+        self, fields: Fields, real: Counts, inputs: Mapping[str, Any], options: Mapping[str, Any]
+    ) -> dict[str, Any] | None:
+        """The results of the captured step that serves a graph, made if needed; None if none shall."""
+        device = _device_of(self.model, fields)
+        kind = (
+            tuple(sorted(options.items())),
+            tuple((name, field.signature) for name, field in fields.items()),
+            *(device, *_settings(device)),
+        )
+        sizes = [size for known, size in self._steps if known == kind]
+        size = best_fit(real, sizes, self.growth)
+        if size is None and sizes and self.outgrown == "eager":
+            return None
+        if size is not None:
+            step = self._steps[kind, size]
+            self._steps.move_to_end((kind, size))
+            return self._run(step, fields, real, inputs)
+        size = padded_size(real, self.growth)
+        while len(self._steps) >= self.kept:
+            self._steps.popitem(last=False)
+        step = self._new(size, fields, device, dict(options))
+        found = self._run(step, fields, real, inputs)
+        # Not before: a step whose first call failed is made anew by the next one.
+        self._steps[kind, size] = step
+        self.captures += 1
+        return found
+
+    def _run(self, step: PaddedStep, fields: Fields, real: Counts, inputs: Mapping[str, Any]) -> dict[str, Any]:
+        found = step(fields, real)
+        for name in step.asked:
+            if name in inputs:
+                raise lost_input(name)
+        self.replays += 1
+        return found
+
+    def _new(self, size: Counts, fields: Fields, device: torch.device, options: dict[str, Any]) -> PaddedStep:
+        def compute(given: dict[str, torch.Tensor], size: Counts) -> dict[str, Any]:
+            return self.package.known_results(self.package.compute(self.model, given, size, options), given)
+
+        return PaddedStep(size, fields, device, compute, self.package.results)
+
+    def __getattr__(self, name: str) -> Any:
+        try:
+            return super().__getattr__(name)
+        except AttributeError:
+            model = self.__dict__.get("_modules", {}).get("model")
+            if model is None:
+                raise
+            return getattr(model, name)
+
+    def __getstate__(self) -> dict[str, Any]:
+        # Captured graphs belong to this process and to this model's memory.
+        return {name: value for name, value in self.__dict__.items() if name not in ("_steps", "_state", "_lock")}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        super().__setstate__(state)
+        self._forget()
+
+
+def _device_of(model: torch.nn.Module, fields: Fields) -> torch.device:
+    """Where the model is; where its inputs are if it has no parameters."""
+    parameter = next(model.parameters(), None)
+    return next(iter(fields.values())).tensor.device if parameter is None else parameter.device
+
+
+def _settings(device: torch.device) -> tuple[Hashable, ...]:
+    """torch's settings that change what kernels a model runs."""
+    return (
+        torch.get_default_dtype(),
+        torch.is_autocast_enabled(device.type) and torch.get_autocast_dtype(device.type),
+        torch.get_float32_matmul_precision(),
+        torch.are_deterministic_algorithms_enabled(),
+    )
+
+
+# What :func:`autotune.capture` must know of a package's models.
+#
+# Every file of ``packages/`` has ``CAPTURABLE``: one such object.
+
+
+class CapturablePackage(ABC):
+    """The models of one package, as functions of padded tensors.
+
+    name: the package's. classes: full names of those whose ``forward`` was read. methods: what a step takes the place
+    of. results: by name of a model's result, what its rows are: ``atoms`` or ``graphs``. left_out: names of the others,
+    which a captured step does not give.
+    """
+
+    name: str
+    classes: tuple[str, ...]
+    methods: tuple[str, ...] = ("forward", "__call__")
+    results: Mapping[str, str]
+    left_out: frozenset[str] = frozenset()
+
+    def matches(self, model: torch.nn.Module) -> bool:
+        """Whether it is such a model, by the names of its classes."""
+        return is_kind_of(model, *self.classes)
+
+    def check(self, model: Any) -> None:
+        """UnsupportedError for a model that cannot be captured, with the reason."""
+        return None
+
+    @abstractmethod
+    def runs_eagerly(self, model: Any, inputs: Mapping[str, Any], options: Mapping[str, Any]) -> str:
+        """Why a call is left to the model itself: it asks for what a captured step does not give; else empty."""
+
+    @abstractmethod
+    def cutoff(self, model: Any) -> float:
+        """Largest distance of neighbours; asked once a capture, since it may be on the device."""
+
+    @abstractmethod
+    def fields(self, model: Any, inputs: Mapping[str, Any], cutoff: float) -> tuple[Fields, Counts]:
+        """The tensors that the model reads, and the numbers of atoms, edges and graphs in them; does not wait."""
+
+    @abstractmethod
+    def compute(self, model: Any, given: dict[str, Tensor], size: Counts, options: Mapping[str, Any]) -> dict[str, Any]:
+        """The model's results for padded tensors; must not wait for the device."""
+
+    def known_results(self, out: Mapping[str, Any], given: Mapping[str, Any]) -> dict[str, Any]:
+        """Those results that a captured step gives; UnsupportedError if it does not know one.
+
+        given: the inputs, with which some models return their results.
+        """
+        unknown = out.keys() - self.results.keys() - self.left_out - given.keys()
+        if unknown:
+            raise UnsupportedError(
+                f"the model gives {', '.join(sorted(unknown))}, of which capture does not know the rows; call the "
+                "model itself, uncaptured"
+            )
+        return {name: out[name] for name in self.results if name in out}
+
+    def answer(self, model: Any, inputs: Mapping[str, Any], found: dict[str, Any]) -> dict[str, Any]:
+        """What a call returns, of the real results: as much as the model itself does."""
+        return found
+
+
+@functools.cache
+def _known_packages() -> tuple[CapturablePackage, ...]:
+    return of_packages("CAPTURABLE")
+
+
+def package_for(model: torch.nn.Module) -> CapturablePackage:
+    """The package of a model; UnsupportedError if there is none, or the model cannot be captured."""
+    for package in _known_packages():
+        if package.matches(model):
+            if any(getattr(module, "always_streamed", False) for module in model.modules()):
+                raise UnsupportedError(
+                    "edge_weights='streamed' waits for the device in every step; accelerate the model with "
+                    "edge_weights='whole' to capture it"
+                )
+            package.check(model)
+            if own := _what_would_be_lost(model, package):
+                raise UnsupportedError(
+                    f"{own}, whose inputs and results a captured step does not know; call the model itself, uncaptured"
+                )
+            return package
+    names = ", ".join(package.name for package in _known_packages())
+    kind = f"{type(model).__module__}.{type(model).__qualname__}"
+    raise UnsupportedError(
+        f"capture does not know the model {kind}; it takes models of {names} that give energies and forces, not "
+        "compiled ones: capture before torch.compile, or leave it out"
+    )
+
+
+@functools.cache
+def along_x(length: float) -> Tensor:
+    """A vector, for ghosts."""
+    return torch.tensor([length, 0.0, 0.0])
+
+
+@functools.cache
+def cube(width: float) -> Tensor:
+    """A cubic cell, for ghosts."""
+    return width * torch.eye(3)
+
+
+def is_kind_of(model: torch.nn.Module, *names: str) -> bool:
+    """Whether a class of the model has one of these full names."""
+    return any(_full_name(kind) in names for kind in type(model).__mro__)
+
+
+def _full_name(kind: type) -> str:
+    """Without the prefix of a class that was loaded from a torch.package."""
+    home = kind.__module__
+    return f"{home.partition('>.')[2] if home.startswith('<torch_package_') else home}.{kind.__qualname__}"
+
+
+def _what_would_be_lost(model: torch.nn.Module, package: CapturablePackage) -> str:
+    """What the model does around the package's own step, in words; empty if nothing."""
+    for method in package.methods:
+        if method in model.__dict__:
+            return f"this {type(model).__name__} has a {method} of its own"
+        for kind in type(model).__mro__:
+            own = vars(kind).get(method)
+            if own is not None and not _is_known(kind, own, package.classes):
+                return f"{kind.__module__}.{kind.__qualname__} has a {method} of its own"
+    hooks = (*model._forward_hooks.values(), *model._forward_pre_hooks.values())
+    if any(not getattr(hook, "__module__", "").startswith("autotune.") for hook in hooks):
+        return f"this {type(model).__name__} has hooks of its own"
+    return ""
+
+
+def _is_known(kind: type, method: Any, classes: tuple[str, ...]) -> bool:
+    """Whether it is the method that torch, Equitune or the package wrote, and not one that took its place."""
+    if kind.__module__.startswith("torch."):
+        return True
+    known = kind.__module__.startswith("autotune.") or _full_name(kind) in classes
+    return known and getattr(method, "__globals__", {}).get("__name__") == kind.__module__
+
+
+# Whether a model is still the one that was captured.
+
+
+class ModelState:
+    """The memory of a model's tensors, its modules, their mode, and what was hung on them.
+
+    A captured graph reads parameters and buffers where they were. So values written in place are seen, and a tensor in
+    other memory, of another dtype, another module, hook or ``forward`` is a change.
+    """
+
+    def __init__(self, model: torch.nn.Module) -> None:
+        self.modules = list(model.modules())
+        self.facts = self._facts()
+
+    def is_still(self) -> bool:
+        """Compares every module and tensor."""
+        return self._facts() == self.facts
+
+    def _facts(self) -> list[Any]:
+        facts: list[Any] = []
+        for module in self.modules:
+            own = module.__dict__
+            facts += (
+                type(module),
+                module.training,
+                "forward" in own,
+                *own["_forward_hooks"],
+                *own["_forward_pre_hooks"],
+            )
+            # Written out, since every call asks all modules, of which most have no tensors or no children.
+            if tensors := own["_parameters"]:
+                for tensor in tensors.values():
+                    if tensor is not None:
+                        facts += (tensor.data_ptr(), tensor.dtype)
+            if tensors := own["_buffers"]:
+                for tensor in tensors.values():
+                    if tensor is not None:
+                        facts += (tensor.data_ptr(), tensor.dtype)
+            if children := own["_modules"]:
+                facts += map(id, children.values())
+        return facts

@@ -1,0 +1,37 @@
+"""SevenNet's training command with Equitune inside: ``python -m autotune.models.sevennet.train ARGUMENTS``.
+
+The arguments are those of ``sevenn`` (``train input.yaml``). Its checkpoints are stock ones, which need no Equitune:
+SevenNet saves weights by name, and the configuration.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from sevenn.logger import Logger
+from sevenn.main import sevenn
+from sevenn.scripts import train
+
+from autotune.models.accelerate import accelerate
+
+
+def _accelerating(build: Callable[..., Any]) -> Callable[..., Any]:
+    """The function that builds the model to train."""
+
+    def accelerated(*arguments: Any, **options: Any) -> Any:
+        model = build(*arguments, **options)
+        Logger().writeline(f"Equitune: {accelerate(model)}")
+        return model
+
+    return accelerated
+
+
+def main() -> None:
+    """Train as ``sevenn`` does; one name of its module is replaced for the process."""
+    train.build_E3_equivariant_model = _accelerating(train.build_E3_equivariant_model)
+    sevenn.main()
+
+
+if __name__ == "__main__":
+    main()

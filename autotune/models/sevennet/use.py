@@ -1,0 +1,131 @@
+"""SevenNet with Equitune: the ASE calculator, and files for LAMMPS."""
+
+from __future__ import annotations
+
+import os
+import warnings
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import sevenn._keys as KEY
+import torch
+from ase.data import chemical_symbols
+from sevenn.calculator import SevenNetCalculator as Stock
+from sevenn.nn._ghost_exchange import LAMMPSMLIAPGhostExchangeOp
+from sevenn.nn.convolution import IrrepsConvolution
+from sevenn.nn.linear import AtomReduce
+from sevenn.nn.sequential import AtomGraphSequential
+from torch import Tensor
+
+from autotune.models.accelerate import accelerate
+from autotune.models.capture import capture as captured
+from autotune.models.lammps import RankGraph, compile_energies, ready_copy
+from autotune.models.stand_ins import CONVOLUTIONS
+from kernelgen.errors import InputError
+
+# SevenNet's ASE calculator with Equitune in its model.
+#
+# Change ``from sevenn.calculator import SevenNetCalculator`` to ``from autotune.models.sevennet.use import
+# SevenNetCalculator`` and nothing else.
+
+_OTHERS = ("enable_cueq", "enable_flash", "enable_oeq")
+
+
+class SevenNetCalculator(Stock):
+    """Takes the arguments of SevenNet's class, and accelerates the model as the last step.
+
+    A model that is passed in, and not its file, is accelerated in place. InputError for ``enable_cueq``,
+    ``enable_flash`` and ``enable_oeq`` (also by environment): they exchange the convolutions that Equitune exchanges.
+
+    capture: on a GPU each step of energies, forces and stress is one launch (see :func:`autotune.capture`), which is
+    faster for small systems.
+
+    acceleration: the table of what was replaced.
+    """
+
+    model: Any
+
+    def __init__(self, *arguments: Any, capture: bool = False, **options: Any) -> None:
+        asked = [name for name in _OTHERS if options.get(name) or os.getenv(f"SEVENNET_{name.upper()}") == "1"]
+        if asked:
+            raise InputError(
+                f"{', '.join(asked)} is on, and exchanges the same convolutions as Equitune; leave it out, or take "
+                "sevenn.calculator.SevenNetCalculator"
+            )
+        with warnings.catch_warnings():
+            warnings.filterwarnings("ignore", "No tensor product accelerator")
+            super().__init__(*arguments, **options)
+        self.acceleration = accelerate(self.model)
+        if not any(place.replaced and place.kind == CONVOLUTIONS for place in self.acceleration.places):
+            warnings.warn(f"no convolution of the model is Equitune's: {self.acceleration}", stacklevel=2)
+        if capture:
+            self.model = captured(self.model)
+
+
+# SevenNet's models for LAMMPS.
+#
+# Read in sevenn 0.13.0, ``sevenn/mliap.py``, which cannot be imported without LAMMPS's Python.
+
+# What has rows of nodes between layers.
+_OF_NODES = (KEY.NODE_FEATURE, KEY.NODE_ATTR, KEY.ATOM_TYPE, KEY.SELF_CONNECTION_TEMP)
+
+
+def compile_for_lammps(
+    model: torch.nn.Module, path: str | os.PathLike, *, options: Mapping[str, Any] | None = None
+) -> Path:
+    """Write a model for LAMMPS on any number of ranks, without Python, by ``kernelgen/packs/cpp/pair_equitune.cpp``.
+
+    The model is copied, accelerated, traced with its forces inside and compiled by AOTInductor, for CPUs and one thread
+    a rank. What is compiled calls SevenNet's layers as LAMMPS's ML-IAP does: each rank computes its atoms, and ghosts'
+    features come from other ranks. ``equitune pack`` makes the pack of its kernels.
+
+    path: of the ``.pt2`` file. options: of torch's compiler. InputError for another model than SevenNet's serial ones,
+    or one of several modalities.
+    """
+    _check(model)
+    ready = ready_copy(model)
+    accelerate(ready)
+    elements = [chemical_symbols[number] for number in sorted(ready.type_map, key=ready.type_map.get)]
+    dtype = next(ready.parameters()).dtype
+
+    def energies(graph: RankGraph) -> Tensor:
+        data: dict[str, Any] = {
+            KEY.NODE_FEATURE: graph.elements,
+            KEY.EDGE_IDX: torch.stack((graph.receiver, graph.sender)),
+            KEY.EDGE_VEC: graph.vectors.to(dtype),
+        }
+        return _atomic_energies(ready, data, graph)
+
+    return compile_energies(energies, float(ready.cutoff), elements, path, options)
+
+
+def _atomic_energies(model: Any, data: dict[str, Any], graph: RankGraph) -> Tensor:
+    """[atoms, 1]. Before the first convolution ghosts are computed too, since only their elements matter; later not."""
+    *layers, _, _ = model
+    has_ghosts = True
+    for layer in layers:
+        if not isinstance(layer, IrrepsConvolution):
+            data = layer(data)
+            continue
+        if not has_ghosts:
+            x = data[KEY.NODE_FEATURE]
+            rows = torch.cat((x, x.new_zeros(graph.ghosts, x.shape[1])))
+            data[KEY.NODE_FEATURE] = LAMMPSMLIAPGhostExchangeOp.apply(rows, graph.exchange())
+        data = layer(data)
+        for name in _OF_NODES:
+            if name in data:
+                data[name] = data[name][: graph.atoms]
+        has_ghosts = False
+    return data[KEY.ATOMIC_ENERGY]
+
+
+def _check(model: Any) -> None:
+    expected = "expected an AtomGraphSequential of SevenNet's of one modality, which ends in forces"
+    if not isinstance(model, AtomGraphSequential):
+        raise InputError(f"model is a {type(model).__name__}; {expected}")
+    if model.modal_map:
+        raise InputError(f"model has the modalities {', '.join(model.modal_map)}; {expected}")
+    *_, last, output = model
+    if not isinstance(last, AtomReduce) or "Force" not in type(output).__name__:
+        raise InputError(f"model ends in {type(last).__name__} and {type(output).__name__}; {expected}")
