@@ -62,7 +62,6 @@ LONG: dict[str, str] = {}
 # Files with a single importer beside them: none may be added. They go into their importer when that is written anew.
 LONE = frozenset(
     {
-        "autotune.cli",
         "autotune.cli.bench",
         "autotune.cli.database",
         "autotune.cli.pack",

@@ -53,18 +53,18 @@ class Package:
     integration: str
 
     def compile(self, *given: Any) -> Any:
-        integration = importlib.import_module(f"autotune.models.lammps.{self.integration}")
+        integration = importlib.import_module(f"autotune.models.{self.integration}")
         return integration.compile_for_lammps(*given)
 
 
 PACKAGES = {
     # Wider features than the plugin sends at a time.
-    "mace": Package({"hidden": "20x0e+20x1o"}, of_mace, "mace"),
-    "nequip": Package({"num_layers": 2}, of_nequip, "nequip"),
+    "mace": Package({"hidden": "20x0e+20x1o"}, of_mace, "mace.use"),
+    "nequip": Package({"num_layers": 2}, of_nequip, "nequip.lammps"),
     # It sends nothing between ranks.
-    "allegro": Package({"num_layers": 1, "l_max": 1}, of_nequip, "nequip"),
+    "allegro": Package({"num_layers": 1, "l_max": 1}, of_nequip, "nequip.lammps"),
     "sevennet": Package(
-        {"num_convolution_layer": 2, "irreps_manual": ["8x0e", "8x0e+4x1e+2x2e", "8x0e"]}, of_sevennet, "sevennet"
+        {"num_convolution_layer": 2, "irreps_manual": ["8x0e", "8x0e+4x1e+2x2e", "8x0e"]}, of_sevennet, "sevennet.use"
     ),
 }
 

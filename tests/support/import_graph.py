@@ -73,7 +73,9 @@ def lone_files(packages: Iterable[str], root: Path = ROOT) -> list[str]:
     return sorted(
         module
         for module, users in importers.items()
-        if len(users) == 1 and min(users).rpartition(".")[0] == module.rpartition(".")[0]
+        if not (root / module.replace(".", "/")).is_dir()
+        and len(users) == 1
+        and min(users).rpartition(".")[0] == module.rpartition(".")[0]
     )
 
 

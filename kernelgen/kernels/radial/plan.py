@@ -319,7 +319,7 @@ def radial_plan(spec: RadialSpec) -> RadialPlan:
 
 # Chooses legal schedules for untuned radial convolutions, by simple rules.
 #
-# A better default does not need a new generator version: what a kernel computes does not depend on this module.
+# A better default does not need a new generator version: what a kernel computes does not depend on it.
 
 # Registers of a lane for what stays during a step of edges, by tiles; with more, much would spill.
 _MOST_KEPT = {1: 150, 2: 210}

@@ -53,7 +53,7 @@ def test_the_largest_crystals_are_printed_and_recorded(tmp_path: Path) -> None:
 
 
 def test_a_missing_package_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
-    for package in ("mace.Mace", "nequip.NequIP", "sevennet.SevenNet"):
+    for package in ("mace.package.Mace", "nequip.package.NequIP", "sevennet.package.SevenNet"):
         monkeypatch.setattr(f"autotune.models.{package}.modules", ("no_such_module",))
     result = CliRunner().invoke(app, ["bench", "--device", "cpu", "--models"])
     assert "pip install mace-torch" in str(result.exception) and "pip install sevenn" in str(result.exception)
