@@ -2,7 +2,7 @@
 
 Each sub-package is a step and imports only those before it:
 
-    problem -> arithmetic -> kernels -> build -> runtime -> ops -> packs
+    problem -> arithmetic -> kernels -> compile -> runtime -> ops -> packs
 
 >>> from kernelgen import TensorProductProblem, build
 >>> problem = TensorProductProblem.channelwise("128x0e+128x1o", "0e+1o+2e", "0e+1o+2e")
@@ -23,9 +23,9 @@ from kernelgen.old_paths import MOVED, RENAMED, install
 
 if TYPE_CHECKING:
     from kernelgen.arithmetic.directions import DIRECTIONS, Direction
-    from kernelgen.build.compiler import compile_many, compile_source
-    from kernelgen.build.host import find_host_compiler
-    from kernelgen.build.pack_file import load_pack
+    from kernelgen.compile.compiler import compile_many, compile_source
+    from kernelgen.compile.host import find_host_compiler
+    from kernelgen.compile.pack_file import load_pack
     from kernelgen.device import DeviceFacts, cuda_facts, device_facts
     from kernelgen.errors import (
         CacheError,
@@ -135,14 +135,14 @@ _HOMES = {
     "build_family": "kernelgen.ops.family",
     "build_harmonics": "kernelgen.ops.harmonics",
     "check_indices": "kernelgen.runtime.graph",
-    "compile_many": "kernelgen.build.compiler",
-    "compile_source": "kernelgen.build.compiler",
+    "compile_many": "kernelgen.compile.compiler",
+    "compile_source": "kernelgen.compile.compiler",
     "cuda_facts": "kernelgen.device",
     "default_schedule": "kernelgen.kernels.product.defaults",
     "device_facts": "kernelgen.device",
     "edge_order": "kernelgen.runtime.graph",
-    "find_host_compiler": "kernelgen.build.host",
-    "load_pack": "kernelgen.build.pack_file",
+    "find_host_compiler": "kernelgen.compile.host",
+    "load_pack": "kernelgen.compile.pack_file",
     "make_plan": "kernelgen.kernels.dispatch",
     "schedule_from_dict": "kernelgen.kernels.product.schedule",
 }

@@ -24,13 +24,10 @@ MOVED: dict[str, str] = {
     "arithmetic.directions": "terms.directions",
     "arithmetic.harmonics": "terms.harmonics_statements terms.scalar_statements",
     "arithmetic.product": "terms.path_statements",
-    "build.cache": "compile.cache",
-    "build.compiler": "compile.compiler",
-    "build.gpu": "compile.hip compile.nvrtc",
-    "build.host": "compile.host",
-    "build.job": "compile.elf compile.job compile.leftovers",
-    "build.pack_file": "compile.pack_file compile.pack_index compile.shipped",
     "compat": "e3nn_import torch_versions tracing",
+    "compile.gpu": "compile.hip compile.nvrtc",
+    "compile.job": "compile.elf compile.leftovers",
+    "compile.pack_file": "compile.pack_index compile.shipped",
     "files": "json_data",
     "kernels.contraction.emit": (
         "emit.contraction.gpu emit.contraction.host emit.contraction.parts emit.symmetric_contraction"

@@ -18,7 +18,7 @@ from covering import leave_others_to_slow
 from processor_time import pytest_runtest_makereport, pytest_runtest_protocol, pytest_terminal_summary
 
 import kernelgen.compat  # noqa: F401  (before a test imports e3nn: 0.4 loads only so with a recent torch)
-from kernelgen.build.host import HOST_FLAGS
+from kernelgen.compile.host import HOST_FLAGS
 
 __all__ = ["browser", "pytest_runtest_makereport", "pytest_runtest_protocol", "pytest_terminal_summary", "visit"]
 
@@ -61,7 +61,7 @@ def host_kernels_compile_quickly(request: pytest.FixtureRequest, monkeypatch: py
     """In half the time. Tests marked ``slow``, worker processes and commands have the flags that users have."""
     if request.node.get_closest_marker("slow") is None and "users_flags" not in request.fixturenames:
         quick = tuple("-O1" if flag == "-O3" else flag for flag in HOST_FLAGS)
-        monkeypatch.setattr("kernelgen.build.host.HOST_FLAGS", quick)
+        monkeypatch.setattr("kernelgen.compile.host.HOST_FLAGS", quick)
 
 
 @pytest.fixture

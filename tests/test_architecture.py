@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import importlib
 import os
 import re
 import subprocess
@@ -117,6 +118,13 @@ def test_a_folder_of_the_generator_tells_where_to_read_what() -> None:
     for path in (ROOT / "kernelgen").glob("*/**/__init__.py"):
         named = set(re.findall(r"\w+", path.read_text()))
         assert {other.stem for other in path.parent.glob("*.py")} - {"__init__"} <= named, path
+
+
+@pytest.mark.parametrize("package", ORDERS)
+def test_no_file_has_the_name_of_what_its_package_exports(package: str) -> None:
+    """An import of the file would hide the function."""
+    files = {path.stem for path in (ROOT / package).glob("*.py")} | {path.name for path in (ROOT / package).glob("*/")}
+    assert files.isdisjoint(importlib.import_module(package).__all__)
 
 
 def test_kernelgen_never_imports_autotune() -> None:

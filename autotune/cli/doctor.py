@@ -124,14 +124,14 @@ def _gpus() -> Iterator[tuple[str, str, str]]:
 
 
 def _host_compiler() -> Iterator[tuple[str, str, str]]:
-    from kernelgen.build.host import try_host_compiler
+    from kernelgen.compile.host import try_host_compiler
 
     compiler = try_host_compiler()
     yield "C++", f"{compiler.path} {compiler.version}", "ok"
 
 
 def _nvrtc() -> Iterator[tuple[str, str, str]]:
-    from kernelgen.build.gpu import nvrtc_version
+    from kernelgen.compile.gpu import nvrtc_version
     from kernelgen.errors import ToolMissingError
 
     try:
@@ -145,7 +145,7 @@ def _nvrtc() -> Iterator[tuple[str, str, str]]:
 
 def nvrtc_flaws(version: str) -> list[str]:
     """Why kernels of this NVRTC do not run here: the driver is too old for them, or the GPU too new."""
-    from kernelgen.build.gpu import misfit, unknown_arch
+    from kernelgen.compile.gpu import misfit, unknown_arch
     from kernelgen.errors import ToolMissingError
     from kernelgen.runtime.kernel import driver_cuda
 
@@ -173,7 +173,7 @@ def _software() -> Iterator[tuple[str, str, str]]:
 
 
 def _cache() -> Iterator[tuple[str, str, str]]:
-    from kernelgen.build.cache import cache_dir, require_private
+    from kernelgen.compile.cache import cache_dir, require_private
     from kernelgen.errors import CacheError
 
     folder = cache_dir()

@@ -96,7 +96,7 @@ def _suite(folder: Path, archs: tuple[str, ...], cpu: str | None, name: str | No
     import platform
 
     from autotune.cli.packing import suite, write_suite
-    from kernelgen.build.host import LEVELS
+    from kernelgen.compile.host import LEVELS
 
     levels = cpu.split(",") if cpu else list(LEVELS.get(platform.machine(), ["native"]))
     size = kernels = 0

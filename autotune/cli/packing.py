@@ -25,8 +25,8 @@ from autotune.tune.model_passes import open_named
 from autotune.workload.config import find_problem, load_all
 from autotune.workload.kinds.registry import kernel_kind, operations_of
 from autotune.workload.toml_tables import read_toml
-from kernelgen.build.host import LEVELS, features_of
-from kernelgen.build.pack_file import PackFile, write_index
+from kernelgen.compile.host import LEVELS, features_of
+from kernelgen.compile.pack_file import PackFile, write_index
 from kernelgen.device import CUDA_ARCHS, DeviceFacts, assumed, cuda_facts, device_facts, representative
 from kernelgen.errors import InputError, PackError, ScheduleError, cause_of
 from kernelgen.ops.product import Operator, build
@@ -137,7 +137,7 @@ def _subsets(slots: str) -> list[str]:
 
 # A folder of packs of the suite's problems: what a module's first calls need, on processors and GPUs of each kind.
 #
-# A wheel that is built with such a folder as ``packs`` in the tree carries it, see ``kernelgen.build.pack_file``.
+# A wheel that is built with such a folder as ``packs`` in the tree carries it, see ``kernelgen.compile.pack_file``.
 
 LAYOUTS = ("mul_ir", "ir_mul")
 # The name in a suite of the kernels at nodes, which are of no problem.

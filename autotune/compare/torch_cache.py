@@ -14,7 +14,7 @@ import platform
 from contextlib import suppress
 from pathlib import Path
 
-from kernelgen.build.cache import cache_dir, digest
+from kernelgen.compile.cache import cache_dir, digest
 from kernelgen.device import device_facts
 from kernelgen.files import parse_json
 

@@ -260,8 +260,8 @@ def software_versions(facts: DeviceFacts, also: Iterable[str] = ()) -> dict[str,
         except importlib.metadata.PackageNotFoundError:
             continue
     try:
-        from kernelgen.build.gpu import nvrtc_version
-        from kernelgen.build.host import find_host_compiler
+        from kernelgen.compile.gpu import nvrtc_version
+        from kernelgen.compile.host import find_host_compiler
 
         versions["compiler"] = find_host_compiler().version if facts.backend == "cpu" else f"nvrtc {nvrtc_version()}"
     except EquituneError:

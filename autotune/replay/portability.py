@@ -18,7 +18,7 @@ from autotune.search.loop import why_hopeless
 from autotune.workload.config import find_problem, load_config
 from autotune.workload.kinds.registry import kernel_kind
 from autotune.workload.toml_tables import known_configs
-from kernelgen.build.compiler import compile_source
+from kernelgen.compile.compiler import compile_source
 from kernelgen.device import DeviceFacts, representative
 from kernelgen.errors import CompileError, UnsupportedError
 from kernelgen.kernels.dispatch import AnyPlan, emit, geometry

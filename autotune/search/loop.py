@@ -184,7 +184,7 @@ class Measurer:
 
 def compile_ahead(space: Space, schedule: Knobs) -> Compiled:
     """Compile the kernel of a schedule into the cache, where the worker finds it."""
-    from kernelgen.build.compiler import compile_source
+    from kernelgen.compile.compiler import compile_source
     from kernelgen.kernels.dispatch import emit
 
     begin = time.perf_counter()

@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from kernelgen.build.compiler import compile_many
+from kernelgen.compile.compiler import compile_many
 from kernelgen.device import device_facts
 from kernelgen.errors import CompileError, InputError, ToolMissingError
 from kernelgen.kernels.source import Source, included

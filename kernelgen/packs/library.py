@@ -12,8 +12,8 @@ from typing import Any
 import torch
 from torch import Tensor, fx
 
-from kernelgen.build.host import build, find_host_compiler
-from kernelgen.build.job import COMPILE_LIMIT_S
+from kernelgen.compile.host import build, find_host_compiler
+from kernelgen.compile.job import COMPILE_LIMIT_S
 from kernelgen.errors import PackError, UnsupportedError, cause_of
 
 # Builds the shared library with the operators ``equitune::*``, which C++ programs load instead of Python.

@@ -18,11 +18,11 @@ from typing import Any
 
 import torch
 
-from kernelgen.build.compiler import RECORDERS, compile_by
-from kernelgen.build.gpu import cuda_job, ptx_job
-from kernelgen.build.host import default_level, features_of, portable_job
-from kernelgen.build.job import Job
-from kernelgen.build.pack_file import PTX, source_digest, target_of, write_pack
+from kernelgen.compile.compiler import RECORDERS, compile_by
+from kernelgen.compile.gpu import cuda_job, ptx_job
+from kernelgen.compile.host import default_level, features_of, portable_job
+from kernelgen.compile.job import Job
+from kernelgen.compile.pack_file import PTX, source_digest, target_of, write_pack
 from kernelgen.device import DeviceFacts, assumed, cuda_facts
 from kernelgen.errors import InputError, PackError, cause_of
 from kernelgen.files import parse_json
@@ -68,7 +68,7 @@ def write_calls(
 ) -> Written:
     """Compile all kernels of some calls and write them to a pack.
 
-    cpu: the level of processors, see ``kernelgen.build.host.LEVELS``, or ``native``. archs: architectures of GPUs
+    cpu: the level of processors, see ``kernelgen.compile.host.LEVELS``, or ``native``. archs: architectures of GPUs
     such as ``sm_90``, for operators on GPUs; the newest is also written as PTX, for later ones. indices: dtypes of
     sender and receiver. certificates: see :class:`Content`. nodes: dtypes of features whose kernels at nodes of GPUs
     are also written, for programs in Python. Raises CompileError, ToolMissingError without g++ or NVRTC, ScheduleError

@@ -24,7 +24,7 @@ from autotune.search.study import Study
 from autotune.workload.config import load_graphs
 from autotune.workload.workload import Workload
 from kernelgen.arithmetic.directions import DIRECTIONS
-from kernelgen.build.compiler import compile_source
+from kernelgen.compile.compiler import compile_source
 from kernelgen.device import cuda_facts, device_facts
 from kernelgen.errors import CompileError
 from kernelgen.kernels.dispatch import emit, make_plan

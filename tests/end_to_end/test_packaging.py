@@ -20,7 +20,7 @@ from places import ROOT, SUPPORT
 
 from autotune.cli.packing import Kernels, suite, write_suite
 from autotune.workload.toml_tables import read_toml
-from kernelgen.build.host import default_level
+from kernelgen.compile.host import default_level
 
 ARCHS = ("sm_80",) if importlib.util.find_spec("cuda") else ()
 BUILD_FILES = ("pyproject.toml", "setup.py", "MANIFEST.in", "README.md", "LICENSE")

@@ -13,7 +13,7 @@ from typing import Any
 
 import packed_calls
 
-from kernelgen.build.pack_file import PTX, PackFile, write_pack
+from kernelgen.compile.pack_file import PTX, PackFile, write_pack
 from kernelgen.device import assumed, cuda_facts
 from kernelgen.kernels.product.schedule import CudaSchedule
 from kernelgen.ops.product import build

@@ -23,7 +23,7 @@ def main(name: str, device: str, dtype: str = "float32", layout: str = "mul_ir")
 
     from autotune.modules.convolution import TensorProductConv
     from autotune.workload.config import find_problem
-    from kernelgen.build import compiler
+    from kernelgen.compile import compiler
 
     compiler.compile_by = no_compiler  # type: ignore[assignment]
     imported = time.perf_counter()

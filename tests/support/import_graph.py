@@ -16,7 +16,7 @@ from places import ROOT
 ORDERS = {
     "kernelgen": (
         *("errors", "version", "old_paths", "compat", "device", "files", "watchers"),
-        *("problem", "arithmetic", "kernels", "build", "runtime", "ops", "packs"),
+        *("problem", "arithmetic", "kernels", "compile", "runtime", "ops", "packs"),
     ),
     "autotune": (
         *("errors", "extras", "old_paths", "paths", "text"),

@@ -11,7 +11,7 @@ import sys
 import torch
 
 from autotune.models.accelerate import accelerate
-from kernelgen.build.compiler import RECORDERS
+from kernelgen.compile.compiler import RECORDERS
 
 
 def main(given: str, results: str) -> None:

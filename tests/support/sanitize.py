@@ -24,7 +24,7 @@ from places import load_tests
 import kernelgen.kernels.product.plan
 from kernelgen.arithmetic.contraction import CONTRACTION_DIRECTIONS
 from kernelgen.arithmetic.directions import DIRECTIONS, fixed_order_parts
-from kernelgen.build.compiler import compile_source
+from kernelgen.compile.compiler import compile_source
 from kernelgen.device import DeviceFacts, device_facts
 from kernelgen.errors import ScheduleError, UnsupportedError
 from kernelgen.kernels.contraction.schedule import ContractionCudaSchedule, ContractionSpec

@@ -21,8 +21,8 @@ import torch
 from autotune.compare.peers.peer import Adapter, Product, Task
 from autotune.errors import PeerError
 from autotune.measure.operations import Call
-from kernelgen.build.cache import cache_dir
 from kernelgen.compat import o3
+from kernelgen.compile.cache import cache_dir
 from kernelgen.problem.product import TensorProductProblem
 
 # Its kernels tune themselves during the first calls.

@@ -42,7 +42,7 @@ inline std::uint64_t number_at(const std::string& bytes, std::uint64_t at, int s
     return value;
 }
 
-// Whether an ELF file has its tables and all that they name, as kernelgen.build.job: a torn one may end the process.
+// Whether an ELF file has its tables and all that they name, as kernelgen.compile.job: a torn one may end the process.
 inline bool is_whole(const std::string& elf) {
     if (elf.compare(0, 6, "\x7f" "ELF\x02\x01") != 0)
         return elf.compare(0, 4, "\x7f" "ELF") == 0;  // 32 bits or big-endian: not checked further

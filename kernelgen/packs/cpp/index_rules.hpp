@@ -1,4 +1,4 @@
-// What the index of a pack is, as data that both of its readers check: kernelgen/build/pack_file.py reads this too.
+// What the index of a pack is, as data that both of its readers check: kernelgen/compile/pack_file.py reads this too.
 //
 //     {"name": RULE}      a table with this field; "name?": it may be missing; "x|y?": any of these; "*": any others
 //     [RULE, LEAST]       a list of at least so many (else of any number)

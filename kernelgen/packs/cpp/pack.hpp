@@ -1,4 +1,4 @@
-// Packs: files of compiled kernels (kernelgen/build/pack_file.py has the format), and the operators in them.
+// Packs: files of compiled kernels (kernelgen/compile/pack_file.py has the format), and the operators in them.
 #pragma once
 
 #include <algorithm>

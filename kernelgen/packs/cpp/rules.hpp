@@ -1,4 +1,4 @@
-// Checks the index of a pack once, when it is opened, by index_rules.hpp, as kernelgen/build/pack_file.py does.
+// Checks the index of a pack once, when it is opened, by index_rules.hpp, as kernelgen/compile/pack_file.py does.
 #pragma once
 
 #include <algorithm>

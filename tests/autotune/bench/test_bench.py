@@ -34,7 +34,7 @@ from autotune.workload.config import load_config
 from autotune.workload.kinds.registry import KINDS, kernel_kind
 from autotune.workload.workload import PASSES, Workload
 from kernelgen.arithmetic.directions import DIRECTIONS
-from kernelgen.build.compiler import compile_source
+from kernelgen.compile.compiler import compile_source
 from kernelgen.device import device_facts
 from kernelgen.kernels.dispatch import emit, make_plan
 from kernelgen.ops.product import build
@@ -213,7 +213,7 @@ def test_kernels_compiled_ahead_are_found(users_flags: None, tmp_path: Path, mon
     def refused(*_: Any) -> Any:
         raise AssertionError("compiled again")
 
-    monkeypatch.setattr("kernelgen.build.host.build", refused)
+    monkeypatch.setattr("kernelgen.compile.host.build", refused)
     for spec in specs[0] + specs[1]:
         assert compile_source(emit(make_plan(spec)), spec.facts)
 

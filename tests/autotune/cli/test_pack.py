@@ -11,9 +11,9 @@ import torch
 from autotune.cli import commands
 from autotune.cli import packing as of_model
 from autotune.cli import packing as of_suite
-from kernelgen.build.compiler import compile_source
-from kernelgen.build.host import default_level
-from kernelgen.build.pack_file import PackFile
+from kernelgen.compile.compiler import compile_source
+from kernelgen.compile.host import default_level
+from kernelgen.compile.pack_file import PackFile
 from kernelgen.device import cuda_facts
 from kernelgen.ops.product import build
 from kernelgen.packs.calls import Call

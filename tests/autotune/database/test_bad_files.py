@@ -29,7 +29,7 @@ from autotune.errors import ConfigError
 from autotune.report import write_comparison, write_reports
 from autotune.search.space import search_space
 from autotune.workload.workload import GraphClass
-from kernelgen.build import cache
+from kernelgen.compile import cache
 from kernelgen.files import MOST_DEPTH, parse_json
 from kernelgen.version import GENERATOR_VERSION
 

@@ -20,8 +20,8 @@ from autotune.database.maintenance import merge_file
 from autotune.database.misses import Request, keep_misses, read_misses
 from autotune.errors import DatabaseError
 from autotune.tune.contribution import write_contribution
-from kernelgen.build import cache
-from kernelgen.build.pack_file import PackFile, write_pack
+from kernelgen.compile import cache
+from kernelgen.compile.pack_file import PackFile, write_pack
 from kernelgen.errors import CacheError, PackError
 
 NOBODY = 65534

@@ -17,8 +17,8 @@ from autotune.measure import timing as measure
 from autotune.measure.trial import TrialJob, TrialSetting
 from autotune.workload.graphs import GraphSpec, Points
 from autotune.workload.workload import Workload
-from kernelgen.build.compiler import compile_source
-from kernelgen.build.job import section
+from kernelgen.compile.compiler import compile_source
+from kernelgen.compile.job import section
 from kernelgen.device import cuda_facts
 from kernelgen.kernels.product.schedule import HostSchedule
 from kernelgen.problem.product import TensorProductProblem

@@ -14,9 +14,9 @@ from autotune.models import linear
 from autotune.models.gate import IrMulGate
 from autotune.models.linear import AcceleratedLinear
 from autotune.models.species import MatricesByElement, SpeciesProduct, TypeMatrices, chunked_species, dense
-from kernelgen.build.compiler import compile_source
-from kernelgen.build.gpu import nvrtc_version
 from kernelgen.compat import o3
+from kernelgen.compile.compiler import compile_source
+from kernelgen.compile.gpu import nvrtc_version
 from kernelgen.device import cuda_facts
 from kernelgen.errors import CompileError, InputError, ToolMissingError
 from kernelgen.ops import gates

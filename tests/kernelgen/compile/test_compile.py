@@ -16,11 +16,11 @@ import pytest
 import torch
 
 from kernelgen import CacheError, CompileError, ToolMissingError, cuda_facts, device_facts
-from kernelgen.build import cache
-from kernelgen.build import gpu as nvrtc
-from kernelgen.build.cache import cache_dir
-from kernelgen.build.compiler import compile_many, compile_source
-from kernelgen.build.host import find_host_compiler
+from kernelgen.compile import cache
+from kernelgen.compile import gpu as nvrtc
+from kernelgen.compile.cache import cache_dir
+from kernelgen.compile.compiler import compile_many, compile_source
+from kernelgen.compile.host import find_host_compiler
 from kernelgen.kernels.source import Source
 
 HOST = device_facts("cpu")
@@ -48,7 +48,7 @@ def fail(*arguments: object, **options: object) -> None:
 @pytest.fixture
 def no_compiler(monkeypatch: pytest.MonkeyPatch) -> None:
     """Remove the compilers, so that only the cache can provide a binary."""
-    monkeypatch.setattr("kernelgen.build.host.build", fail)
+    monkeypatch.setattr("kernelgen.compile.host.build", fail)
 
 
 def answer(path: Path) -> int:
@@ -244,7 +244,7 @@ def test_missing_nvrtc_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> 
 def test_first_compilations_in_threads_of_a_fresh_process(tmp_path: Path) -> None:
     """Threads that import cuda.core at the same time must not see a partial module."""
     script = (
-        "from kernelgen.build.compiler import compile_many\n"
+        "from kernelgen.compile.compiler import compile_many\n"
         "from kernelgen.device import cuda_facts\n"
         "from kernelgen.kernels.source import Source\n"
         "text = 'extern \"C\" __global__ void equitune_kernel(float* p) {{ *p = {}; }}'\n"

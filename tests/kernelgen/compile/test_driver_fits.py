@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 
 from autotune.cli.doctor import nvrtc_flaws
-from kernelgen.build import gpu as nvrtc
-from kernelgen.build.cache import Binary
+from kernelgen.compile import gpu as nvrtc
+from kernelgen.compile.cache import Binary
 from kernelgen.errors import LaunchError, ToolMissingError
 from kernelgen.runtime import kernel as cuda_driver
 

@@ -15,13 +15,13 @@ import pytest
 
 from autotune.cli import doctor
 from kernelgen import CacheError, CompileError, ToolMissingError, cuda_facts, device_facts
-from kernelgen.build import gpu as nvrtc
-from kernelgen.build import host as host_compiler
-from kernelgen.build import job as leftovers
-from kernelgen.build.cache import cache_dir
-from kernelgen.build.compiler import compile_source
-from kernelgen.build.host import find_host_compiler
-from kernelgen.build.job import is_whole
+from kernelgen.compile import gpu as nvrtc
+from kernelgen.compile import host as host_compiler
+from kernelgen.compile import job as leftovers
+from kernelgen.compile.cache import cache_dir
+from kernelgen.compile.compiler import compile_source
+from kernelgen.compile.host import find_host_compiler
+from kernelgen.compile.job import is_whole
 from kernelgen.kernels.source import Source
 
 HOST = device_facts("cpu")

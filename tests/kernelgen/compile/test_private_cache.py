@@ -13,8 +13,8 @@ import pytest
 
 from autotune.cli import doctor
 from kernelgen import CacheError, device_facts
-from kernelgen.build import cache
-from kernelgen.build.compiler import compile_source
+from kernelgen.compile import cache
+from kernelgen.compile.compiler import compile_source
 from kernelgen.kernels.source import Source
 
 HOST = device_facts("cpu")
@@ -38,7 +38,7 @@ def entry() -> Path:
 
 def refuses(monkeypatch: pytest.MonkeyPatch, message: str) -> None:
     """The kernel in the cache is neither used nor replaced, and the message is one line."""
-    monkeypatch.setattr("kernelgen.build.host.build", lambda *_: pytest.fail("compiled again"))
+    monkeypatch.setattr("kernelgen.compile.host.build", lambda *_: pytest.fail("compiled again"))
     with pytest.raises(CacheError, match=message) as caught:
         compile_source(ANSWER, HOST)
     assert "\n" not in str(caught.value) and "EQUITUNE_CACHE" in str(caught.value)

@@ -17,8 +17,8 @@ from kernelgen.arithmetic.contraction import (
     contraction_backward,
     contraction_double_backward,
 )
-from kernelgen.build.compiler import compile_source
-from kernelgen.build.gpu import nvrtc_version
+from kernelgen.compile.compiler import compile_source
+from kernelgen.compile.gpu import nvrtc_version
 from kernelgen.device import cuda_facts, device_facts, hip_facts
 from kernelgen.errors import ToolMissingError
 from kernelgen.kernels.contraction.plan import (

@@ -12,7 +12,7 @@ from cuda_emulator import emulate_addresses
 from reference import Case, expected, make_case, relative_error, relayout
 
 from kernelgen.arithmetic.directions import DIRECTIONS, backward, double_backward, forward
-from kernelgen.build.compiler import compile_source
+from kernelgen.compile.compiler import compile_source
 from kernelgen.device import assumed, cuda_facts, hip_facts
 from kernelgen.errors import ScheduleError
 from kernelgen.kernels.dispatch import AnyPlan, emit, launch_rule, make_plan

@@ -11,8 +11,8 @@ from cuda_emulator import emulate
 from harmonics_reference import operands, reference, vectors, worst
 
 from kernelgen.arithmetic.directions import BACKWARD, DOUBLE_BACKWARD, FORWARD, HARMONICS_DIRECTIONS, HarmonicsDirection
-from kernelgen.build.compiler import compile_source
-from kernelgen.build.gpu import nvrtc_version
+from kernelgen.compile.compiler import compile_source
+from kernelgen.compile.gpu import nvrtc_version
 from kernelgen.device import DeviceFacts, cuda_facts, device_facts, hip_facts
 from kernelgen.errors import ScheduleError, ToolMissingError
 from kernelgen.kernels.dispatch import emit, geometry

@@ -14,8 +14,8 @@ from pair_problems import mixed
 from reference import expected, make_case, relative_error
 
 from kernelgen.arithmetic.directions import DIRECTIONS
-from kernelgen.build.compiler import compile_source
-from kernelgen.build.gpu import FLAGS, find_clang, hip_job
+from kernelgen.compile.compiler import compile_source
+from kernelgen.compile.gpu import FLAGS, find_clang, hip_job
 from kernelgen.device import HIP_ARCHS, DeviceFacts, device_facts, hip_facts
 from kernelgen.errors import CompileError, ScheduleError, ToolMissingError, UnsupportedError
 from kernelgen.kernels.dispatch import emit, make_plan

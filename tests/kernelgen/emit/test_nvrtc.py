@@ -9,7 +9,7 @@ import pytest
 from autotune.workload.config import load_problems
 from autotune.workload.kinds.registry import kernel_kind
 from kernelgen.arithmetic.directions import DIRECTIONS
-from kernelgen.build.compiler import compile_source
+from kernelgen.compile.compiler import compile_source
 from kernelgen.device import cuda_facts
 from kernelgen.kernels.dispatch import emit, make_plan
 from kernelgen.kernels.product.defaults import default_schedule

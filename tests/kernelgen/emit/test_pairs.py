@@ -15,7 +15,7 @@ from reference import assert_matches_e3nn, expected, make_case, relative_error
 
 from autotune.workload.config import load_problems
 from kernelgen.arithmetic.directions import DIRECTIONS
-from kernelgen.build.compiler import compile_source
+from kernelgen.compile.compiler import compile_source
 from kernelgen.device import cuda_facts
 from kernelgen.errors import ProblemError, ScheduleError, UnsupportedError
 from kernelgen.kernels.dispatch import emit, make_plan

@@ -13,7 +13,7 @@ from reference import relative_error
 
 from autotune.workload.config import load_problems
 from kernelgen.arithmetic.directions import Direction, backward, forward
-from kernelgen.build.compiler import compile_source
+from kernelgen.compile.compiler import compile_source
 from kernelgen.device import cuda_facts, hip_facts
 from kernelgen.errors import ScheduleError, UnsupportedError
 from kernelgen.kernels.dispatch import emit, geometry

@@ -14,7 +14,7 @@ from reference import relative_error
 
 from autotune.workload.config import load_problems
 from kernelgen.arithmetic.directions import forward
-from kernelgen.build.compiler import compile_source
+from kernelgen.compile.compiler import compile_source
 from kernelgen.device import DeviceFacts, cuda_facts
 from kernelgen.errors import ScheduleError
 from kernelgen.kernels.dispatch import emit, geometry

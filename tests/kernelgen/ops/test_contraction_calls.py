@@ -167,7 +167,7 @@ def test_an_operator_comes_back_from_its_text() -> None:
         operator.source("sideways")
 
 
-def test_another_process_runs_the_op_from_the_text() -> None:
+def test_another_process_runs_the_op_from_the_text(users_flags: None) -> None:
     operator = build_small()
     ones = "torch.ones(1, 12).double(), torch.ones(1, 5, 3).double(), torch.zeros(1).long()"
     program = f"import torch, kernelgen; print(torch.ops.equitune.sc_forward({ones}, {operator.text!r}).tolist())"

@@ -10,8 +10,8 @@ from fixed_kernels import take_few_edges
 from torch import Tensor
 from torch.nn.functional import silu
 
-from kernelgen.build.compiler import compile_source
-from kernelgen.build.gpu import nvrtc_version
+from kernelgen.compile.compiler import compile_source
+from kernelgen.compile.gpu import nvrtc_version
 from kernelgen.device import cuda_facts
 from kernelgen.errors import ToolMissingError
 from kernelgen.ops import edge_networks as networks

@@ -9,8 +9,8 @@ import torch
 from fixed_kernels import take_few_edges
 from torch import Tensor
 
-from kernelgen.build.compiler import compile_source
-from kernelgen.build.gpu import nvrtc_version
+from kernelgen.compile.compiler import compile_source
+from kernelgen.compile.gpu import nvrtc_version
 from kernelgen.device import cuda_facts
 from kernelgen.errors import InputError, ToolMissingError
 from kernelgen.ops import edge_networks as products

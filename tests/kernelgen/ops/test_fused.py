@@ -16,8 +16,8 @@ from vector_cases import PRODUCT, expected, vectors_case, without_zero_vector
 from kernelgen import InputError, ProblemError, UnsupportedError
 from kernelgen.arithmetic.directions import Direction, backward
 from kernelgen.arithmetic.directions import forward as value
-from kernelgen.build.compiler import compile_source
-from kernelgen.build.gpu import nvrtc_version
+from kernelgen.compile.compiler import compile_source
+from kernelgen.compile.gpu import nvrtc_version
 from kernelgen.device import cuda_facts
 from kernelgen.errors import ToolMissingError
 from kernelgen.kernels.dispatch import emit, make_plan

@@ -122,7 +122,7 @@ def test_an_operator_comes_back_from_its_text() -> None:
     assert operator.resources("backward")["code_bytes"] > 0
 
 
-def test_another_process_runs_the_op_from_the_text() -> None:
+def test_another_process_runs_the_op_from_the_text(users_flags: None) -> None:
     operator = build_harmonics(L3)
     program = (
         f"import torch, kernelgen; print(torch.ops.equitune.sh_forward(torch.ones(1, 3), {operator.text!r}).tolist())"

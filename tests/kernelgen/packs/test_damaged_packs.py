@@ -15,9 +15,9 @@ import pytest
 from damaged_packs import ELF, meaning, with_index
 from places import SUPPORT
 
-from kernelgen.build import pack_file
-from kernelgen.build.job import is_whole
-from kernelgen.build.pack_file import PackFile, find_in_packs, load_pack, write_pack
+from kernelgen.compile import pack_file
+from kernelgen.compile.job import is_whole
+from kernelgen.compile.pack_file import PackFile, find_in_packs, load_pack, write_pack
 from kernelgen.device import device_facts
 from kernelgen.errors import PackError
 from kernelgen.kernels.source import Source

@@ -13,9 +13,9 @@ from operator_cases import problem
 from pair_problems import of_mode
 from places import SUPPORT
 
-from kernelgen.build import compiler
-from kernelgen.build.compiler import compile_source
-from kernelgen.build.pack_file import PackFile, find_in_packs, load_pack, source_digest
+from kernelgen.compile import compiler
+from kernelgen.compile.compiler import compile_source
+from kernelgen.compile.pack_file import PackFile, find_in_packs, load_pack, source_digest
 from kernelgen.device import assumed, cuda_facts
 from kernelgen.errors import InputError, ToolMissingError
 from kernelgen.kernels.dispatch import AnyPlan, emit, geometry
@@ -183,7 +183,7 @@ def test_a_damaged_pack_is_refused_without_python(probe: Path, pack: Path, tmp_p
 
 
 def test_python_finds_the_kernels(pack: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("kernelgen.build.pack_file._packs", {})
+    monkeypatch.setattr("kernelgen.compile.pack_file._packs", {})
     load_pack(pack)
     plan = next(iter(plans("sm_90").values()))
     binary = find_in_packs(emit(plan), cuda_facts("sm_90"))
@@ -215,7 +215,7 @@ def no_compiler(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
         raise ToolMissingError("NVRTC is not installed")
 
     monkeypatch.setattr(compiler, "cuda_job", missing)
-    monkeypatch.setattr("kernelgen.build.pack_file._packs", {})
+    monkeypatch.setattr("kernelgen.compile.pack_file._packs", {})
     monkeypatch.delenv("EQUITUNE_PACK", raising=False)
 
 

@@ -13,7 +13,7 @@ import pytest
 import torch
 from places import SUPPORT
 
-from kernelgen.build.pack_file import PackFile
+from kernelgen.compile.pack_file import PackFile
 from kernelgen.device import assumed, cuda_facts
 from kernelgen.packs.library import build_library
 from kernelgen.packs.write import write_calls

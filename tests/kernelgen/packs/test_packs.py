@@ -14,8 +14,8 @@ import pytest
 import torch
 from places import ROOT
 
-from kernelgen.build.job import is_whole, section
-from kernelgen.build.pack_file import PackFile, load_pack
+from kernelgen.compile.job import is_whole, section
+from kernelgen.compile.pack_file import PackFile, load_pack
 from kernelgen.errors import InputError, PackError
 from kernelgen.packs.calls import Call
 from kernelgen.packs.write import calls_in, recording, write_calls
@@ -105,7 +105,7 @@ def test_files_that_are_no_packs_are_refused(pack: Path, tmp_path: Path) -> None
 
 
 def test_a_pack_for_other_processors_is_refused(pack: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("kernelgen.build.pack_file.processor_features", lambda: frozenset({"fp"}))
+    monkeypatch.setattr("kernelgen.compile.pack_file.processor_features", lambda: frozenset({"fp"}))
     with pytest.raises(PackError, match="needs a processor with"):
         load_pack(pack)
 

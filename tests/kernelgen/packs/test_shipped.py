@@ -9,10 +9,10 @@ from pathlib import Path
 import operator_cases
 import pytest
 
-from kernelgen.build import compiler
-from kernelgen.build import pack_file as shipped
-from kernelgen.build.compiler import compile_source
-from kernelgen.build.pack_file import PackFile, find_shipped, write_index
+from kernelgen.compile import compiler
+from kernelgen.compile import pack_file as shipped
+from kernelgen.compile.compiler import compile_source
+from kernelgen.compile.pack_file import PackFile, find_shipped, write_index
 from kernelgen.device import device_facts
 from kernelgen.errors import CacheError, PackError, ToolMissingError
 from kernelgen.kernels.dispatch import emit, make_plan
@@ -66,7 +66,7 @@ def test_this_processors_own_compiler_comes_first(folder: Path) -> None:
 
 
 def test_packs_for_other_processors_are_passed_over(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("kernelgen.build.pack_file.processor_features", lambda: frozenset({"fp"}))
+    monkeypatch.setattr("kernelgen.compile.pack_file.processor_features", lambda: frozenset({"fp"}))
     assert find_shipped(source(), HOST) is None
 
 

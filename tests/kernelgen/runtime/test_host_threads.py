@@ -13,7 +13,7 @@ import torch
 
 from kernelgen import device_facts
 from kernelgen.arithmetic.directions import DIRECTIONS
-from kernelgen.build.compiler import compile_source
+from kernelgen.compile.compiler import compile_source
 from kernelgen.kernels.dispatch import make_plan
 from kernelgen.kernels.harmonics.schedule import HarmonicsHostSchedule
 from kernelgen.kernels.product.schedule import HostSchedule

@@ -11,7 +11,7 @@ from module_cases import conv_inputs, random_graph, small_conv
 from places import SUPPORT
 
 from kernelgen import InputError
-from kernelgen.build.compiler import compile_source
+from kernelgen.compile.compiler import compile_source
 from kernelgen.device import cuda_facts
 from kernelgen.ops.product import build
 from kernelgen.runtime.graph import assert_indices, check_indices, source

@@ -20,7 +20,7 @@ from vector_cases import vectors_case, without_zero_vector
 from autotune.search.space import search_space
 from autotune.workload.config import load_problems
 from kernelgen.arithmetic.directions import DIRECTIONS, backward
-from kernelgen.build.compiler import compile_source
+from kernelgen.compile.compiler import compile_source
 from kernelgen.device import cuda_facts
 from kernelgen.errors import ScheduleError
 from kernelgen.kernels.dispatch import emit, make_plan

@@ -18,9 +18,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from kernelgen.arithmetic.harmonics import Body, harmonics_body
-from kernelgen.build.compiler import compile_source
-from kernelgen.build.gpu import nvrtc_version
-from kernelgen.build.host import find_host_compiler
+from kernelgen.compile.compiler import compile_source
+from kernelgen.compile.gpu import nvrtc_version
+from kernelgen.compile.host import find_host_compiler
 from kernelgen.device import cuda_facts
 from kernelgen.errors import ProblemError, ToolMissingError
 from kernelgen.kernels.source import Source

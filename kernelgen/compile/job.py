@@ -42,7 +42,7 @@ class Job:
 
 
 def debug_level() -> int:
-    """The level in ``EQUITUNE_DEBUG``, see ``kernelgen.build.compiler``."""
+    """The level in ``EQUITUNE_DEBUG``, see ``kernelgen.compile.compiler``."""
     text = os.environ.get("EQUITUNE_DEBUG", "")
     return int(text) if text.isdecimal() else int(bool(text))
 

@@ -12,7 +12,7 @@ import threading
 from pathlib import Path
 from typing import Any
 
-from kernelgen.build.job import COMPILE_LIMIT_S, Job, debug_level, is_whole, run, section, shortened, workspace
+from kernelgen.compile.job import COMPILE_LIMIT_S, Job, debug_level, is_whole, run, section, shortened, workspace
 from kernelgen.errors import CompileError, ToolMissingError
 from kernelgen.kernels.source import Source
 

@@ -41,9 +41,9 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
-from kernelgen.build.cache import Binary
-from kernelgen.build.host import processor_features
-from kernelgen.build.job import is_whole
+from kernelgen.compile.cache import Binary
+from kernelgen.compile.host import processor_features
+from kernelgen.compile.job import is_whole
 from kernelgen.device import DeviceFacts
 from kernelgen.errors import PackError, cause_of
 from kernelgen.files import parse_json

@@ -22,7 +22,7 @@ from typing import Any
 
 import platformdirs
 
-from kernelgen.build.job import fresh_folder, sweep_once
+from kernelgen.compile.job import fresh_folder, sweep_once
 from kernelgen.errors import CacheError, cause_of
 from kernelgen.files import parse_json
 

@@ -21,12 +21,12 @@ from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
-from kernelgen.build import cache
-from kernelgen.build.cache import Binary
-from kernelgen.build.gpu import cuda_job, hip_job
-from kernelgen.build.host import host_job
-from kernelgen.build.job import Job, debug_level
-from kernelgen.build.pack_file import find_in_packs, find_shipped
+from kernelgen.compile import cache
+from kernelgen.compile.cache import Binary
+from kernelgen.compile.gpu import cuda_job, hip_job
+from kernelgen.compile.host import host_job
+from kernelgen.compile.job import Job, debug_level
+from kernelgen.compile.pack_file import find_in_packs, find_shipped
 from kernelgen.device import DeviceFacts
 from kernelgen.errors import CacheError, CompileError, ToolMissingError, cause_of
 from kernelgen.kernels.source import Source

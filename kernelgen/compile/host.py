@@ -23,7 +23,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from kernelgen.build.job import COMPILE_LIMIT_S, Job, debug_level, is_whole, run, section, shortened, workspace
+from kernelgen.compile.job import COMPILE_LIMIT_S, Job, debug_level, is_whole, run, section, shortened, workspace
 from kernelgen.errors import CacheError, CompileError, InputError, ToolMissingError, cause_of
 from kernelgen.kernels.source import Source
 
