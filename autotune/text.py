@@ -161,3 +161,12 @@ def unit_for(times_us: Iterable[float]) -> TimeUnit:
     if smallest < 1000:
         return TimeUnit("µs", 1.0, 0)
     return TimeUnit("ms", 1e3, 2 if smallest < 1e4 else 1)
+
+
+# How the reason begins that a contender has no time, if nothing was wrong with it.
+NOT_COMPARED = "not compared"
+
+
+def without_time(reason: str) -> str:
+    """What a table says in place of a time."""
+    return "left out" if reason.startswith(NOT_COMPARED) else "failed"

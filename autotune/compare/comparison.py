@@ -33,6 +33,7 @@ from autotune.compare.comparison_worker import (
     WarmUp,
 )
 from autotune.measure.worker import Worker, WorkerLost
+from autotune.text import NOT_COMPARED
 from autotune.workload.workload import moved_bytes
 
 if TYPE_CHECKING:
@@ -41,7 +42,7 @@ if TYPE_CHECKING:
 # Rows of calls to measure the host's time; fewer for a host that needs longer, or this many times the least.
 HOST_ROWS, HOST_ROWS_OF_SLOW, SLOW_HOST_US, SLOW_HOST_RATIO = 12, 3, 1000.0, 3.0
 PREPARE_LIMIT_S = 600.0
-LEFT_OUT = "not compared: the time for comparisons was over; a longer --budget, or --peers, includes it"
+LEFT_OUT = f"{NOT_COMPARED}: the time for comparisons was over; a longer --budget, or --peers, includes it"
 SAMPLE_LIMIT_S = 120.0
 
 

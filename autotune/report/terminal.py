@@ -8,7 +8,16 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from autotune.report.devices import DeviceData, device_slugs, load_device
-from autotune.text import MISSING, TUNED, contender_name, direction_name, error_text, ratio_text, time_text
+from autotune.text import (
+    MISSING,
+    TUNED,
+    contender_name,
+    direction_name,
+    error_text,
+    ratio_text,
+    time_text,
+    without_time,
+)
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -69,5 +78,5 @@ def _ratio(data: DeviceData, row: int, name: str, time_us: float) -> str:
     if found is None:
         return MISSING
     if math.isnan(found["time_us"]):
-        return "failed"
+        return without_time(str(found["error"]))
     return ratio_text(float(found["time_us"]) / time_us)

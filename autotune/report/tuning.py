@@ -32,6 +32,7 @@ from autotune.text import (
     kind_text,
     time_text,
     unit_for,
+    without_time,
 )
 
 # Second half of the page: searches, importance of knobs, winners and failures.
@@ -275,7 +276,8 @@ def _time_cell(record: pd.Series | None, name: str, unit: TimeUnit, notes: dict[
     if math.isnan(record["time_us"]):
         reason = f"{contender_name(name)}: {record['error']}"
         place = notes.setdefault(reason, len(notes) + 1)
-        return Cell(join(("failed ", tag("sup", place))), None, None, "failed", reason)
+        word = without_time(str(record["error"]))
+        return Cell(join((f"{word} ", tag("sup", place))), None, None, "failed", reason)
     low, high = record["q1_us"], record["q3_us"]
     spread = f"{unit.text(low)}\N{EN DASH}{unit.text(high)}" if math.isfinite(low) and math.isfinite(high) else None
     if name == TUNED:

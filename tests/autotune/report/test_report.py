@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 from report_samples import DEVICE, SLUG, Page, page_of, write, write_results
 
+from autotune.compare.comparison import LEFT_OUT
 from autotune.errors import ReportError
 from autotune.report import head as kernels
 from autotune.report import summary_table, write_reports
@@ -160,6 +161,16 @@ def test_holes_in_the_records(tmp_path: Path) -> None:
     text = " ".join(page.words)
     assert "not a number" in text and "no time was recorded" in text and "1 unreadable lines" in text
     assert "failed" in summary_table(results)
+
+
+def test_a_peer_that_was_left_out_did_not_fail(results: Path, tmp_path: Path) -> None:
+    data = json.loads((results / f"{SLUG}.json").read_text())
+    for entry in data["entries"]:
+        entry["peers"]["e3nn-compiled"] = {"error": LEFT_OUT}
+    write(results / f"{SLUG}.json", data)
+    assert "left out" in summary_table(results)
+    text = " ".join(page_of(results, tmp_path / "reports").words)
+    assert "left out" in text and "a longer --budget, or --peers, includes it" in text
 
 
 def test_unreadable_results_keep_the_old_page(tmp_path: Path) -> None:
