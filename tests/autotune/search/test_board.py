@@ -199,6 +199,7 @@ os.kill(os.getpid(), signal.SIGKILL)
 """
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("sharing", ["folder", "storage"])
 def test_claims_of_the_dead_are_free_again(
     space: Space, tmp_path: Path, sharing: str, monkeypatch: pytest.MonkeyPatch

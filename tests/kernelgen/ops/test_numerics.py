@@ -23,11 +23,11 @@ SUITE = load_problems()
 CASES = [(name, "conv") for name in SUITE] + [(name, "plain") for name in ("mace-mp-medium", "sevennet-0")]
 # Backward kernels with fewer outputs, left out where the many paths of a problem take the compiler long.
 PARTS = {"source_backward", "edge_backward"}
-MANY_PATHS = 20
+MANY_PATHS, FEW_PATHS = 20, 10
 
 
 def slow_if_large(name: str, operation: str) -> object:
-    marks = [pytest.mark.slow] if len(SUITE[name].instructions) > MANY_PATHS else []
+    marks = [pytest.mark.slow] if len(SUITE[name].instructions) > FEW_PATHS else []
     return pytest.param(name, operation, marks=marks)
 
 
@@ -71,7 +71,7 @@ COMBINATIONS = [
 ]
 
 
-@pytest.mark.covering(2)
+@pytest.mark.covering(1)
 @pytest.mark.parametrize(("schedule", "operation", "layout", "shared"), COMBINATIONS)
 def test_every_schedule_form(schedule: str, operation: str, layout: str, shared: bool) -> None:
     problem = dataclasses.replace(SMALL, shared_weights=shared)
@@ -79,7 +79,7 @@ def test_every_schedule_form(schedule: str, operation: str, layout: str, shared:
     assert_matches_e3nn(operator, make_case(problem, operation, edges=37), DIRECTIONS, 1e-10)
 
 
-@pytest.mark.parametrize("mul", [1, 89, 320])
+@pytest.mark.parametrize("mul", [1, 89, pytest.param(320, marks=pytest.mark.slow)])
 def test_multiplicities(mul: int) -> None:
     problem = TensorProductProblem.channelwise(f"{mul}x0e+{mul}x1o", "0e+1o+2e", "0e+1o+2e")
     operator = build(problem, dtype=torch.float64)

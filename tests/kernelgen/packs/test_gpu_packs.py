@@ -113,6 +113,7 @@ def run(probe: Path, pack: Path, major: int, minor: int) -> list[str]:
     return done.stdout.splitlines()
 
 
+@pytest.mark.slow
 def test_a_kernel_for_each_architecture_and_ptx_for_later_ones(pack: Path) -> None:
     file = PackFile(pack)
     kernels = [kernel for kernel in file.index["kernels"] if "launch" in kernel]
@@ -219,6 +220,7 @@ def no_compiler(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.delenv("EQUITUNE_PACK", raising=False)
 
 
+@pytest.mark.slow
 def test_kernels_at_nodes_come_from_packs(tmp_path: Path, no_compiler: None) -> None:
     path = write_calls(calls()[:1], tmp_path / "nodes.pack", archs=("sm_80", "sm_90"), nodes=("float32",)).path
     load_pack(path)

@@ -54,6 +54,7 @@ def run(folder: Path, **more: str) -> subprocess.CompletedProcess:
     )
 
 
+@pytest.mark.slow
 def test_a_process_without_compiler_and_cache_runs_from_a_pack(pack: Path, tmp_path: Path) -> None:
     done = run(tmp_path, EQUITUNE_PACK=str(pack))
     assert done.returncode == 0, done.stderr
