@@ -106,7 +106,7 @@ class OldPaths:
     def find_spec(self, name: str, path: Sequence[str] | None = None, target: Any = None) -> ModuleSpec | None:
         if name not in self.homes and (name not in self.folders or _is_there(name)):
             return None
-        return ModuleSpec(name, self, is_package=name in self.folders)  # type: ignore[arg-type]
+        return ModuleSpec(name, self, origin=name, is_package=name in self.folders)  # type: ignore[arg-type]
 
     def create_module(self, spec: ModuleSpec) -> None:
         """Modules are made as usual."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib
+import importlib.util
 import pickle
 import subprocess
 import sys
@@ -81,3 +82,9 @@ def test_old_names_work_in_a_fresh_process_without_the_new_ones() -> None:
     code = "import pickle\nprint(pickle.loads(b'ckernelgen.ops.harmonics_operator\\nbuild_harmonics\\n.').__module__)"
     done = subprocess.run([sys.executable, "-c", f"import kernelgen\n{code}"], cwd=ROOT, capture_output=True, text=True)
     assert done.stdout.strip() == "kernelgen.ops.harmonics", done.stderr
+
+
+def test_an_old_name_is_a_programs_name() -> None:
+    """Of ``python -m``, whose help prints it."""
+    spec = importlib.util.find_spec("kernelgen.plan.planner")
+    assert spec is not None and spec.origin == "kernelgen.plan.planner"
