@@ -11,7 +11,6 @@ would fail.
 
 from __future__ import annotations
 
-import contextlib
 import importlib
 import inspect
 from collections.abc import Callable
@@ -31,10 +30,8 @@ __all__ = ["FullyConnectedNet", "Gate", "o3", "wigner_3j"]
 
 
 def _load(module: str) -> Any:
-    import torch
-
     # Torch before 2.5 has no such function, and before 2.6 it checks nothing.
-    allowing = getattr(torch.serialization, "safe_globals", lambda _: contextlib.nullcontext())
+    allowing = getattr(torch.serialization, "safe_globals", lambda _: nullcontext())
     with allowing([slice]):
         return importlib.import_module(module)
 
@@ -68,8 +65,6 @@ def wigner_3j(l1: int, l2: int, l3: int) -> torch.Tensor:
 
     Computed outside of ``torch.func``: e3nn keeps it, and the tensors of a transform are of no use after it.
     """
-    import torch
-
     with torch._C._DisableFuncTorch():
         return o3.wigner_3j(l1, l2, l3, dtype=torch.float64)
 
