@@ -122,7 +122,7 @@ def test_an_operator_comes_back_from_its_text() -> None:
     assert operator.resources("backward")["code_bytes"] > 0
 
 
-def test_another_process_runs_the_op_from_the_text(users_flags: None) -> None:
+def test_another_process_runs_the_op_from_the_text() -> None:
     operator = build_harmonics(L3)
     program = (
         f"import torch, kernelgen; print(torch.ops.equitune.sh_forward(torch.ones(1, 3), {operator.text!r}).tolist())"
@@ -130,4 +130,5 @@ def test_another_process_runs_the_op_from_the_text(users_flags: None) -> None:
     environment = os.environ | {"PYTHONPATH": str(Path(kernelgen.__file__).parent.parent)}
     done = subprocess.run([sys.executable, "-c", program], env=environment, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
-    assert torch.equal(torch.tensor(json.loads(done.stdout)), operator(torch.ones(1, 3)))
+    # The other process compiles with the flags that users have: its sums may round otherwise.
+    torch.testing.assert_close(torch.tensor(json.loads(done.stdout)), operator(torch.ones(1, 3)), rtol=0, atol=1e-6)
