@@ -30,8 +30,8 @@ from autotune.bench.model_rows import (
     what_ours_depend_on,
 )
 from autotune.bench.rows import DEFAULT
-from autotune.bench.session import Cell, Facts, ModelSession, ModelSetting
-from autotune.bench.whole_models import answer_of, models_named, package_of_model
+from autotune.bench.session import Cell, ModelSession, ModelSetting, answers
+from autotune.bench.whole_models import JOB_LIMIT_S, answer_of, models_named, package_of_model
 from autotune.database.maintenance import now_text
 from autotune.errors import ConfigError, PeerError
 from autotune.measure.trial import is_out_of_memory
@@ -72,16 +72,6 @@ class LargestRequest:
     limit_s: float = LIMIT_S
 
 
-@dataclass(frozen=True)
-class Fit:
-    """The job: one step on a crystal of so many cells."""
-
-    repeats: Repeats
-
-    def __call__(self, session: ModelSession) -> Cell:
-        return session.guarded(lambda: step_on_crystal(session, self.repeats))
-
-
 def largest_crystals(request: LargestRequest, folder: Path, say: Callable[[str], None]) -> list[Row]:
     """Measure what is missing; returns the row of each model, kept contenders included."""
     _require_ceiling(request)
@@ -109,8 +99,9 @@ def crystal(repeats: Repeats) -> Atoms:
     return cell.repeat(repeats)
 
 
+@answers
 def step_on_crystal(session: ModelSession, repeats: Repeats) -> Cell:
-    """Atoms, edges, memory and the time of one step after a warm-up; raises whatever the step raises."""
+    """Atoms, edges, memory and the time of one step after a warm-up, on a crystal of so many cells."""
     if session.setting.contender == CAPTURED:
         cast("CapturedModel", session.model.module).forget()  # the last size's graph is no part of this one's memory
     atoms = crystal(repeats)
@@ -214,7 +205,7 @@ class _Run:
         self.say(f"{setting.model}, {contender}: building")
         with Worker(setting) as worker:
             # A note, or the reason for which it cannot take part.
-            cell = {key: value for key, value in answer_of(worker, Facts()).items() if value}
+            cell = {key: value for key, value in answer_of(worker, JOB_LIMIT_S, ModelSession.facts).items() if value}
             end = time.monotonic() + given.limit_s
             sizes = crystals()
             if stopped(cell):
@@ -230,7 +221,7 @@ class _Run:
         most, left = self.request.most_atoms, end - time.monotonic()
         if most is not None and atoms > most:
             return {"error": f"more than --most-atoms {most}", "ceiling": most}
-        answer: Cell = answer_of(worker, Fit(repeats), left) if left > 0 else {"error": ""}
+        answer: Cell = answer_of(worker, left, step_on_crystal, repeats) if left > 0 else {"error": ""}
         if "error" not in answer:
             self.say(f"  {count(atoms)} atoms: {time_text(answer['wall_ms'] * 1e3)}")
         elif time.monotonic() >= end:

@@ -1,11 +1,12 @@
-"""A contender's process: it builds its model, waits idle, and answers one job at a time.
+"""A contender's process: its session builds the model, waits idle, and is asked one thing at a time.
 
-A job is picklable and never raises for a contender's failure: its answer says ``error``. ``device_lost`` in an answer
-means that nothing more can run in that process.
+Nothing raises for a contender's failure: the answer says ``error``. ``device_lost`` in it means that nothing more can
+run in that process.
 """
 
 from __future__ import annotations
 
+import functools
 import gc
 import math
 import os
@@ -16,7 +17,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING, Any, Concatenate, ParamSpec, cast
 
 import torch
 from torch import Tensor
@@ -35,6 +36,7 @@ if TYPE_CHECKING:
     from autotune.models.capture import CapturedModel
 
 Cell = dict[str, Any]
+Given = ParamSpec("Given")
 # The contender that gives exact values; it is not timed.
 REFERENCE = "reference"
 PASSES = ("energy_forces", "training")
@@ -49,90 +51,35 @@ class ModelSetting:
     device: str
     dtype: str
 
-    def open(self) -> Callable[[Any], Any]:
+    def open(self) -> ModelSession:
         # What a benchmark runs is not what a user's models miss.
         os.environ["EQUITUNE_MISSES"] = "0"
         if self.contender == DEFAULT:
             os.environ["EQUITUNE_UNTUNED"] = "1"
-        session = ModelSession(self)
-        return lambda job: job(session)
+        return ModelSession(self)
 
 
-@dataclass(frozen=True)
-class Facts:
-    """What the contender's process says of itself: why it cannot take part, or a note."""
+def answers(
+    method: Callable[Concatenate[ModelSession, Given], Cell],
+) -> Callable[Concatenate[ModelSession, Given], Cell]:
+    """A method, or a function of a session, whose failure is an answer too, and leaves the memory free for others."""
 
-    def __call__(self, session: ModelSession) -> Cell:
-        return {"error": session.error} if session.error else {"note": session.note}
+    @functools.wraps(method)
+    def answer(session: ModelSession, *given: Given.args, **named: Given.kwargs) -> Cell:
+        from autotune.measure.trial import device_is_lost
 
+        if session.error:
+            return {"error": session.error}
+        try:
+            found = method(session, *given, **named)
+        except Exception as error:
+            found = {"error": text_of(error)}
+            if device_is_lost(session.device):
+                return found | {"device_lost": True}
+        session.release()
+        return found
 
-@dataclass(frozen=True)
-class Sizes:
-    """Numbers of a structure's atoms and edges."""
-
-    structure: str
-
-    def __call__(self, session: ModelSession) -> Cell:
-        return session.guarded(lambda: session.sizes(self.structure))
-
-
-@dataclass(frozen=True)
-class Exact:
-    """Write the exact values of a pass to a file."""
-
-    structure: str
-    which: str
-    path: str
-
-    def __call__(self, session: ModelSession) -> Cell:
-        return session.guarded(lambda: session.write_exact(self.structure, self.which, Path(self.path)))
-
-
-@dataclass(frozen=True)
-class Compile:
-    """Run once, beside others, so that kernels are compiled and cached; the answer says how long it took."""
-
-    structure: str
-    which: str
-
-    def __call__(self, session: ModelSession) -> Cell:
-        return session.guarded(lambda: session.first_call(self.structure, self.which))
-
-
-@dataclass(frozen=True)
-class Measure:
-    """Check and time one pass, alone on the host. ``exact``: the file of the exact values, empty if there is none."""
-
-    structure: str
-    which: str
-    exact: str
-    effort: Effort
-
-    def __call__(self, session: ModelSession) -> Cell:
-        return session.guarded(lambda: session.measure(self))
-
-
-@dataclass(frozen=True)
-class Again:
-    """More samples of a pass that was measured: contenders take turns, since a host's speed changes with time."""
-
-    structure: str
-    which: str
-    effort: Effort
-
-    def __call__(self, session: ModelSession) -> Cell:
-        return session.guarded(lambda: session.measure_again(self))
-
-
-@dataclass(frozen=True)
-class Profile:
-    """Kernel time and launches of one pass, and what it keeps for its gradients."""
-
-    structure: str
-    which: str
-
-    def __call__(self, session: ModelSession) -> Cell:
-        return session.guarded(lambda: session.profile(self.structure, self.which))
+    return answer
 
 
 class ModelSession:
@@ -161,21 +108,9 @@ class ModelSession:
         self.release()
         gc.freeze()  # later collections need not scan the model
 
-    def guarded(self, job: Callable[[], Cell]) -> Cell:
-        """The job's answer; a failure is an answer too, and leaves the memory free for others."""
-        from autotune.measure.trial import device_is_lost
-
-        if self.error:
-            return {"error": self.error}
-        answer: Cell = {}
-        try:
-            answer = job()
-        except Exception as error:
-            answer = {"error": text_of(error)}
-            if device_is_lost(self.device):
-                return answer | {"device_lost": True}
-        self.release()
-        return answer
+    def facts(self) -> Cell:
+        """What the contender's process says of itself: why it cannot take part, or a note."""
+        return {"error": self.error} if self.error else {"note": self.note}
 
     def release(self) -> None:
         from autotune.measure.trial import free_memory
@@ -212,69 +147,76 @@ class ModelSession:
         """A periodic structure's stress is computed too, as the packages' calculators do."""
         return bool(self._given(structure)[0].pbc.all())
 
+    @answers
     def sizes(self, structure: str) -> Cell:
+        """Numbers of a structure's atoms and edges."""
         atoms, inputs = self._given(structure)
         return {"atoms": len(atoms), "edges": int(self.model.edges(inputs).shape[1])}
 
     def values(self, structure: str, which: str) -> Values:
-
         return values_of(self.model, self.inputs(structure), which, self.names, self.has_stress(structure))
 
+    @answers
     def write_exact(self, structure: str, which: str, path: Path) -> Cell:
-
+        """Write the exact values of a pass to a file."""
         save(self.values(structure, which), path)
         return {}
 
-    def first_call(self, structure: str, which: str) -> Cell:
+    @answers
+    def compile(self, structure: str, which: str) -> Cell:
+        """Run once, beside others, so that kernels are compiled and cached; the answer says how long it took."""
+        return {"first_call_s": self.first_call(structure, which)}
 
+    def first_call(self, structure: str, which: str) -> float:
+        """Seconds of the pass's first call."""
         seconds = timed(self.step(structure, which), self.device)
         # A later first call on the same structure finds everything compiled.
-        return {"first_call_s": self.first_calls.setdefault((structure, which), round(seconds, 3))}
+        return self.first_calls.setdefault((structure, which), round(seconds, 3))
 
-    def measure(self, job: Measure) -> Cell:
-
-        self.first_call(job.structure, job.which)
-        cell = self._errors(job) if job.exact else {}
+    @answers
+    def measure(self, structure: str, which: str, exact: Path | None, effort: Effort) -> Cell:
+        """Check and time one pass, alone on the host. ``exact``: the file of the exact values, None without them."""
+        first_call_s = self.first_call(structure, which)
+        cell = self._errors(structure, which, exact) if exact else {}
         if "error" in cell:
             return cell
-        step = self.step(job.structure, job.which)
+        step = self.step(structure, which)
         calls = warm_up_calls(self.setting.contender, self.device)
         # Who tunes itself does so on the first, smallest structure, whatever time it takes.
-        limit_s = job.effort.warm_up_s if job.which in self.warmed else job.effort.tuning_s
+        limit_s = effort.warm_up_s if which in self.warmed else effort.tuning_s
         warm_up(step, self.device, calls, limit_s)
-        self.warmed.add(job.which)
+        self.warmed.add(which)
         peak = peak_mib(step, self.device)
         warm_up(step, self.device, 1, 0.0)  # the allocator starts anew after the line above
-        samples = wall_samples_ms(step, self.device, job.effort)
-        return cell | self._figures(job, samples, peak)
+        samples = wall_samples_ms(step, self.device, effort)
+        cell |= wall_figures(samples, len(self._given(structure)[0])) | {"first_call_s": first_call_s}
+        cell |= {} if peak is None else {"peak_mib": peak}
+        return cell | ({"note": self.note} if self.note else {})
 
-    def measure_again(self, job: Again) -> Cell:
+    @answers
+    def measure_again(self, structure: str, which: str, effort: Effort) -> Cell:
+        """More samples of a measured pass: contenders take turns, since a host's speed changes with time."""
+        step = self.step(structure, which)
+        warm_up(step, self.device, 3, effort.warm_up_s)
+        return {"wall_samples_ms": wall_samples_ms(step, self.device, effort)}
 
-        step = self.step(job.structure, job.which)
-        warm_up(step, self.device, 3, job.effort.warm_up_s)
-        return {"wall_samples_ms": wall_samples_ms(step, self.device, job.effort)}
-
-    def _errors(self, job: Measure) -> Cell:
-
-        errors, compared = errors_of(self.values(job.structure, job.which), load(Path(job.exact)))
+    def _errors(self, structure: str, which: str, exact: Path) -> Cell:
+        errors, compared = errors_of(self.values(structure, which), load(exact))
         if wrong := wrong_values(errors, self.setting.dtype):
             return {"error": wrong}
         return {"errors": errors} | ({"gradients_of": compared} if compared else {})
 
-    def _figures(self, job: Measure, samples: list[float], peak: float | None) -> Cell:
-        figures = wall_figures(samples, len(self._given(job.structure)[0]))
-        figures["first_call_s"] = self.first_calls[job.structure, job.which]
-        if peak is not None:
-            figures["peak_mib"] = peak
-        return figures | ({"note": self.note} if self.note else {})
-
+    @answers
     def profile(self, structure: str, which: str) -> Cell:
-
+        """Kernel time and launches of one pass, and what it keeps for its gradients."""
         step = self.step(structure, which)
         warm_up(step, self.device, 1, 0.0)
-        found = profile(step, self.device)
-        # Apart, because compiled models may refuse the hooks that count it.
-        return found | self.guarded(lambda: {"held_parts_mib": held_mib(step, self.model.module)})
+        # Apart, because compiled models may refuse the hooks that count what is kept.
+        return profile(step, self.device) | self.held(step)
+
+    @answers
+    def held(self, step: Callable[[], object]) -> Cell:
+        return {"held_parts_mib": held_mib(step, self.model.module)}
 
 
 def wall_figures(samples: list[float], atoms: int) -> Cell:

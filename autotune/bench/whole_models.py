@@ -14,7 +14,7 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, Concatenate
 
 from autotune.bench.contenders import chosen
 from autotune.bench.model_rows import (
@@ -28,21 +28,7 @@ from autotune.bench.model_rows import (
     what_a_row_depends_on,
     what_ours_depend_on,
 )
-from autotune.bench.session import (
-    PASSES,
-    REFERENCE,
-    Again,
-    Cell,
-    Compile,
-    Effort,
-    Exact,
-    Facts,
-    Measure,
-    ModelSetting,
-    Profile,
-    Sizes,
-    wall_figures,
-)
+from autotune.bench.session import PASSES, REFERENCE, Cell, Effort, Given, ModelSession, ModelSetting, wall_figures
 from autotune.database.maintenance import now_text
 from autotune.errors import ConfigError, WorkerError
 from autotune.measure.worker import Worker
@@ -200,10 +186,16 @@ def _in_parallel(jobs: Sequence[Callable[[], None]]) -> None:
         pool.shutdown(wait=False, cancel_futures=True)
 
 
-def answer_of(worker: Worker, job: Any, limit_s: float = JOB_LIMIT_S) -> Cell:
+def answer_of(
+    worker: Worker,
+    limit_s: float,
+    method: Callable[Concatenate[ModelSession, Given], Cell],
+    *given: Given.args,
+    **named: Given.kwargs,
+) -> Cell:
     """A contender's answer; a lost process gives a reason, and the next job a new process."""
     try:
-        answer = worker.call(job, limit_s)
+        answer = worker.ask(limit_s, method, *given, **named)
     except WorkerError as error:
         return {"error": str(error)}
     if answer.pop("device_lost", False):
@@ -227,8 +219,14 @@ class _Group:
     def facts(self) -> DeviceFacts:
         return device_facts(self.request.device)
 
-    def ask(self, contender: str, job: Any) -> Cell:
-        return answer_of(self.workers[contender], job)
+    def ask(
+        self,
+        contender: str,
+        method: Callable[Concatenate[ModelSession, Given], Cell],
+        *given: Given.args,
+        **named: Given.kwargs,
+    ) -> Cell:
+        return answer_of(self.workers[contender], JOB_LIMIT_S, method, *given, **named)
 
     def preparations(self) -> list[Callable[[], None]]:
         """One job per process, to run side by side: build, read the structures, compile."""
@@ -236,22 +234,22 @@ class _Group:
 
     def _prepare(self, contender: str) -> None:
         structures = dict.fromkeys(structure for structure, _ in self.plan.todo)
-        if "error" in self.ask(contender, Facts()):
+        if "error" in self.ask(contender, ModelSession.facts):
             return
         for index, structure in enumerate(structures):
-            self.ask(contender, Sizes(structure))
+            self.ask(contender, ModelSession.sizes, structure)
             # Ours compile for each size of graph, and what stock and others keep of a large graph leaves no memory.
             if is_ours(contender) or (index == 0 and contender != REFERENCE):
                 for which in self.request.passes:
-                    self.ask(contender, Compile(structure, which))
+                    self.ask(contender, ModelSession.compile, structure, which)
 
     def time_rows(self) -> None:
         for (structure, which), contenders in self.plan.todo.items():
             row = self._row(structure, which)
             exact = self._exact(structure, which, row)
             for contender in contenders:
-                job = Measure(structure, which, exact, self.request.effort)
-                row["contenders"][contender] = signed(contender, self.ask(contender, job), self.facts)
+                cell = self.ask(contender, ModelSession.measure, structure, which, exact, self.request.effort)
+                row["contenders"][contender] = signed(contender, cell, self.facts)
             self._store(structure, which, row)
             # The second half of the samples, in reverse order, each with its profile.
             for contender in reversed(contenders):
@@ -263,9 +261,10 @@ class _Group:
                 self.say(line)
 
     def _measure_again(self, contender: str, structure: str, which: str, row: Row) -> None:
-        more = self.ask(contender, Again(structure, which, self.request.effort)).get("wall_samples_ms", [])
+        more = self.ask(contender, ModelSession.measure_again, structure, which, self.request.effort)
         cell = row["contenders"][contender]
-        row["contenders"][contender] = cell | wall_figures([*cell["wall_samples_ms"], *more], row["atoms"])
+        samples = [*cell["wall_samples_ms"], *more.get("wall_samples_ms", [])]
+        row["contenders"][contender] = cell | wall_figures(samples, row["atoms"])
 
     def profile_rows(self) -> None:
         """Profile what an earlier run left without."""
@@ -277,12 +276,12 @@ class _Group:
 
     def _profile(self, contender: str, structure: str, which: str, row: Row) -> None:
         """Add device time, launches, and the memory that parts of the model keep."""
-        found = self.ask(contender, Profile(structure, which))
+        found = self.ask(contender, ModelSession.profile, structure, which)
         row["contenders"][contender] |= {key: value for key, value in found.items() if key != "error"}
 
     def _row(self, structure: str, which: str) -> Row:
         kept = self.plan.kept.get((structure, which), {"contenders": {}})
-        sizes = self.ask(REFERENCE, Sizes(structure))
+        sizes = self.ask(REFERENCE, ModelSession.sizes, structure)
         command = f"equitune bench --models --model {self.plan.model} --structure {structure}"
         return {
             "model": self.plan.model,
@@ -297,14 +296,14 @@ class _Group:
             "contenders": dict(kept["contenders"]),
         }
 
-    def _exact(self, structure: str, which: str, row: Row) -> str:
-        """The file with the values of stock in float64; empty, with the reason in the row, if it cannot run."""
+    def _exact(self, structure: str, which: str, row: Row) -> Path | None:
+        """The file with the values of stock in float64; None, with the reason in the row, if it cannot run."""
         path = self.exact / f"{self.plan.model}-{structure}-{which}.pt".replace("/", "_")
-        answer = self.ask(REFERENCE, Exact(structure, which, str(path)))
+        answer = self.ask(REFERENCE, ModelSession.write_exact, structure, which, path)
         if "error" in answer:
             row["no_exact_values"] = answer["error"]
-            return ""
-        return str(path)
+            return None
+        return path
 
     def _store(self, structure: str, which: str, row: Row) -> None:
         row["date"] = now_text()

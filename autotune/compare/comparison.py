@@ -15,23 +15,9 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from time import monotonic
 from types import MappingProxyType
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Concatenate, ParamSpec
 
-from autotune.compare.comparison_worker import (
-    Answer,
-    ComparisonSetting,
-    CopyBandwidth,
-    CopyTime,
-    HostRow,
-    OrderTime,
-    PeerNames,
-    PrepareOurs,
-    PreparePeer,
-    Release,
-    Sample,
-    Schedules,
-    WarmUp,
-)
+from autotune.compare.comparison_worker import Answer, ComparisonSession, ComparisonSetting, Schedules
 from autotune.measure.worker import Worker, WorkerLost
 from autotune.text import NOT_COMPARED
 from autotune.workload.workload import moved_bytes
@@ -44,6 +30,7 @@ HOST_ROWS, HOST_ROWS_OF_SLOW, SLOW_HOST_US, SLOW_HOST_RATIO = 12, 3, 1000.0, 3.0
 PREPARE_LIMIT_S = 600.0
 LEFT_OUT = f"{NOT_COMPARED}: the time for comparisons was over; a longer --budget, or --peers, includes it"
 SAMPLE_LIMIT_S = 120.0
+Given = ParamSpec("Given")
 
 
 @dataclass(frozen=True)
@@ -150,16 +137,8 @@ class _Comparison:
 
     def hold(self) -> ComparisonResult:
         with self._timed("set up"):
-            build_s = self.worker.call(PeerNames(), PREPARE_LIMIT_S)
-        jobs: list[PrepareOurs | PreparePeer] = [PrepareOurs(name, sets) for name, sets in self.ours.items()]
-        jobs += map(PreparePeer, build_s)
-        prepared = {}
-        for job in jobs:
-            with self._timed(f"prepare {job.name}"):
-                if self._is_late(job.name, build_s.get(job.name, 0.0)):
-                    prepared[job.name] = Answer(error=LEFT_OUT)
-                else:
-                    prepared[job.name] = self._call(job.name, "", job, PREPARE_LIMIT_S)
+            build_s = self.worker.ask(PREPARE_LIMIT_S, ComparisonSession.build_seconds)
+        prepared = {name: self._prepare(name, build_s.get(name, 0.0)) for name in (*self.ours, *build_s)}
         for name, answer in prepared.items():
             self._note_errors(name, answer)
         for which in self.passes:
@@ -167,12 +146,12 @@ class _Comparison:
                 entered = {name: answer for name, answer in prepared.items() if self._takes_part(name, which)}
                 self.compared[which] = self._compare(which, entered)
                 with self._timed(f"release {which}"):
-                    self.worker.call(Release(), SAMPLE_LIMIT_S)
+                    self.worker.ask(SAMPLE_LIMIT_S, ComparisonSession.release)
                 if self.times_copies:
                     self._time_copy(which)
         orders = self._time_orders([name for name in prepared if not prepared[name].error])
         with self._timed("bandwidth"):
-            bandwidth = self.worker.call(CopyBandwidth(), SAMPLE_LIMIT_S)
+            bandwidth = self.worker.ask(SAMPLE_LIMIT_S, ComparisonSession.copy_bandwidth)
         return ComparisonResult(
             {
                 name: {which: self.compared[which][name] for which in self.passes if name in self.compared[which]}
@@ -187,6 +166,14 @@ class _Comparison:
             dict(self.seconds),
         )
 
+    def _prepare(self, name: str, build_s: float) -> Answer:
+        with self._timed(f"prepare {name}"):
+            if self._is_late(name, build_s):
+                return Answer(error=LEFT_OUT)
+            if name in self.ours:
+                return self._ask(name, "", PREPARE_LIMIT_S, ComparisonSession.prepare_ours, self.ours[name])
+            return self._ask(name, "", PREPARE_LIMIT_S, ComparisonSession.prepare_peer)
+
     @contextmanager
     def _timed(self, part: str) -> Iterator[None]:
         begin = monotonic()
@@ -199,12 +186,13 @@ class _Comparison:
         if not self.times_copies:
             return {}
         with self._timed("order"):
-            found = {name: self.worker.call(OrderTime(name), SAMPLE_LIMIT_S) for name in names}
+            found = {name: self.worker.ask(SAMPLE_LIMIT_S, ComparisonSession.order_time, name) for name in names}
         return {name: time_ms for name, time_ms in found.items() if time_ms is not None}
 
     def _time_copy(self, which: str) -> None:
         with self._timed("copy"):
-            copied = self.worker.call(CopyTime(moved_bytes(self.setting.workload, which)), SAMPLE_LIMIT_S)
+            moved = moved_bytes(self.setting.workload, which)
+            copied = self.worker.ask(SAMPLE_LIMIT_S, ComparisonSession.copy_time, moved)
         self.copies |= {} if copied is None else {which: copied}
 
     def _note_errors(self, name: str, answer: Answer) -> None:
@@ -231,7 +219,7 @@ class _Comparison:
         def sample(names: Iterable[str]) -> None:
             for name in names:
                 if name not in failed:
-                    answer = self._call(name, which, Sample(name), SAMPLE_LIMIT_S)
+                    answer = self._ask(name, which, SAMPLE_LIMIT_S, ComparisonSession.sample)
                     failed.update({name: answer.error} if answer.error else {})
                     samples[name].append(answer.sample_us)
 
@@ -240,7 +228,7 @@ class _Comparison:
                 failed[name] = LEFT_OUT
                 continue
             with self._timed(f"warm up {name} {which}"):
-                warm[name] = answer = self._call(name, which, WarmUp(name, which), PREPARE_LIMIT_S)
+                warm[name] = answer = self._ask(name, which, PREPARE_LIMIT_S, ComparisonSession.warm_up, which)
             failed |= {name: answer.error} if answer.error else {}
             self._note_errors(name, answer)
             least_s = min((warm[other].seconds for other in warm if other not in failed), default=0.0)
@@ -248,7 +236,7 @@ class _Comparison:
             if self.setting.device.startswith("cuda") and name not in self.ours and answer.seconds > SLOW_CALL_S:
                 with self._timed(f"sample slow {name} {which}"):
                     sample([name] * count)
-                    self.worker.call(Release(name), SAMPLE_LIMIT_S)
+                    self.worker.ask(SAMPLE_LIMIT_S, ComparisonSession.release, name)
             else:
                 counts |= {} if answer.error else {name: count}
         self.on_step(f"comparing {which}")
@@ -270,17 +258,27 @@ class _Comparison:
             limit = min(SLOW_HOST_US, SLOW_HOST_RATIO * min(least.values(), default=0.0))
             for name in least:
                 if turn < HOST_ROWS_OF_SLOW or least[name] < limit:
-                    answer = self._call(name, which, HostRow(name, warm[name].seconds), SAMPLE_LIMIT_S)
+                    seconds = warm[name].seconds
+                    answer = self._ask(name, which, SAMPLE_LIMIT_S, ComparisonSession.host_row, seconds)
                     least[name] = min(least[name], answer.host_us or least[name])
         return least
 
-    def _call(self, name: str, which: str, job: Any, limit_s: float) -> Answer:
+    def _ask(
+        self,
+        name: str,
+        which: str,
+        limit_s: float,
+        method: Callable[Concatenate[ComparisonSession, str, Given], Answer],
+        *given: Given.args,
+        **named: Given.kwargs,
+    ) -> Answer:
+        """What a method answers about a contender; ``which``: the pass, or empty during preparation."""
         if (name, which) in self.fallen:
             return Answer(error=self.fallen[name, which])
-        if not isinstance(job, Sample | HostRow):
+        if limit_s > SAMPLE_LIMIT_S:
             self.on_step(f"preparing {name} {which}".rstrip())
         try:
-            answer = self.worker.call(job, limit_s)
+            answer = self.worker.ask(limit_s, method, name, *given, **named)
         except WorkerLost as lost:
             raise _Fallen(name, which, f"{lost.state}: {lost.reason}") from None
         if answer.device_lost:

@@ -1,13 +1,14 @@
-"""Worker side of a comparison: jobs prepare, warm up and sample contenders on shared tensors.
+"""Worker side of a comparison: its session prepares, warms up and samples contenders on shared tensors.
 
-A job is picklable and concerns one contender, so that every failure can be attributed. It returns an :class:`Answer`.
+A method that concerns a contender returns an :class:`Answer`, a failure too, so that every failure can be attributed.
 """
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Concatenate, ParamSpec
 
 from autotune.database.entry import what_is_wrong
 from autotune.errors import PeerError
@@ -23,6 +24,7 @@ if TYPE_CHECKING:
     from autotune.workload.workload import Workload
 
 Schedules = Mapping[str, Knobs]
+Given = ParamSpec("Given")
 WARM_UP_CALLS = 10
 # Minimum seconds of warm-up calls: peers choose kernels and fill caches meanwhile, ours are ready.
 WARM_UP_S, OUR_WARM_UP_S = 0.05, 0.02
@@ -38,15 +40,14 @@ class ComparisonSetting:
     device: str
     peers: tuple[str, ...] | None = None
 
-    def open(self) -> Callable[[Any], Any]:
+    def open(self) -> ComparisonSession:
         free_memory(self.device)
-        session = ComparisonSession(self)
-        return lambda job: job(session)
+        return ComparisonSession(self)
 
 
 @dataclass(frozen=True)
 class Answer:
-    """Answer to one job for one contender: an error alone, or the requested values.
+    """Answer about one contender: an error alone, or the requested values.
 
     seconds: time of one warm call. sample_us: of one cold call. memory_bytes: peak memory of one call (GPU only).
     host_us: until a call returns (GPU and small graphs only). certificates: of our kernels, by direction, see
@@ -64,106 +65,23 @@ class Answer:
     device_lost: bool = False
 
 
-@dataclass(frozen=True)
-class PrepareOurs:
-    """Build an operator with these schedules and check their directions."""
+def of_contender(
+    method: Callable[Concatenate[ComparisonSession, str, Given], Answer],
+) -> Callable[Concatenate[ComparisonSession, str, Given], Answer]:
+    """A method about one contender, whose exception becomes its error; the memory that it took is freed."""
 
-    name: str
-    schedules: Schedules
+    @functools.wraps(method)
+    def answer(session: ComparisonSession, name: str, *given: Given.args, **named: Given.kwargs) -> Answer:
+        try:
+            return method(session, name, *given, **named)
+        except Exception as error:
+            lost = device_is_lost(session.device)
+            failed = Answer(error=f"{type(error).__name__}: {error}"[:1000], device_lost=lost)
+        if not lost:
+            session.release(name)
+        return failed
 
-    def __call__(self, session: ComparisonSession) -> Answer:
-        return session.attempt(self.name, lambda: session.prepare_ours(self.name, self.schedules))
-
-
-@dataclass(frozen=True)
-class PreparePeer:
-    """Set up a peer; its adapter checks that its kernels run and its results are right."""
-
-    name: str
-
-    def __call__(self, session: ComparisonSession) -> Answer:
-        return session.attempt(self.name, lambda: session.prepare_peer(self.name))
-
-
-@dataclass(frozen=True)
-class WarmUp:
-    """Call until timings are steady. A peer's first call is also checked."""
-
-    name: str
-    which: str
-
-    def __call__(self, session: ComparisonSession) -> Answer:
-        return session.attempt(self.name, lambda: session.warm_up(self.name, self.which))
-
-
-@dataclass(frozen=True)
-class Sample:
-    name: str
-
-    def __call__(self, session: ComparisonSession) -> Answer:
-        return session.attempt(self.name, lambda: session.sample(self.name))
-
-
-@dataclass(frozen=True)
-class HostRow:
-    """Measure the host's time per call from one row of calls; ``seconds``: time of one warm call."""
-
-    name: str
-    seconds: float
-
-    def __call__(self, session: ComparisonSession) -> Answer:
-        return session.attempt(self.name, lambda: Answer(host_us=session.samplers[self.name].host_row_us(self.seconds)))
-
-
-@dataclass(frozen=True)
-class OrderTime:
-    """Time what a contender does once for a new graph, in milliseconds; None for what has no edges to order."""
-
-    name: str
-
-    def __call__(self, session: ComparisonSession) -> float | None:
-        sender, receiver = session.tensors.sender, session.tensors.receiver
-        if sender is None or receiver is None or self.name not in session.contenders:
-            return None
-        return _unless_out_of_memory(lambda: order_ms(session.orders[self.name], sender, receiver))
-
-
-@dataclass(frozen=True)
-class PeerNames:
-    """The peers that take part: the most seconds that each takes to compile itself."""
-
-    def __call__(self, session: ComparisonSession) -> dict[str, float]:
-        return {name: peer.build_s for name, peer in session.peers.items()}
-
-
-@dataclass(frozen=True)
-class Release:
-    """Release memory that contenders keep for a pass, to leave room for the others; ``name``: only this one's."""
-
-    name: str | None = None
-
-    def __call__(self, session: ComparisonSession) -> None:
-        session.release(self.name)
-
-
-@dataclass(frozen=True)
-class CopyTime:
-    """Time a copy of as many bytes, in microseconds; None if memory does not suffice."""
-
-    moved: int
-
-    def __call__(self, session: ComparisonSession) -> float | None:
-        from autotune.measure.timing import copy_us
-
-        return _unless_out_of_memory(lambda: copy_us(session.device, self.moved))
-
-
-@dataclass(frozen=True)
-class CopyBandwidth:
-    def __call__(self, session: ComparisonSession) -> float:
-        from autotune.measure.timing import copy_bandwidth
-
-        return copy_bandwidth(session.device)
+    return answer
 
 
 def _unless_out_of_memory(measure: Callable[[], float]) -> float | None:
@@ -198,18 +116,13 @@ class ComparisonSession:
         peers = peers_for(self.workload, self.device, self.tensors, self.reference)
         return {peer.name: peer for peer in peers if names is None or peer.name in names}
 
-    def attempt(self, name: str, job: Callable[[], Answer]) -> Answer:
-        """Return a contender's exception as its error, and free the memory that it took."""
-        try:
-            return job()
-        except Exception as error:
-            lost = device_is_lost(self.device)
-            answer = Answer(error=f"{type(error).__name__}: {error}"[:1000], device_lost=lost)
-        if not lost:
-            self.release(name)
-        return answer
+    def build_seconds(self) -> dict[str, float]:
+        """By peer that takes part, the most seconds that it takes to compile itself."""
+        return {name: peer.build_s for name, peer in self.peers.items()}
 
+    @of_contender
     def prepare_ours(self, name: str, schedules: Schedules) -> Answer:
+        """Build an operator with these schedules and check their directions."""
         from autotune.compare.peers.peer import CheckedPasses, Product, Task
 
         operator = self.runs.build(self.workload, schedules, self.device)
@@ -234,11 +147,15 @@ class ComparisonSession:
 
         return certify(self.workload, direction, self.tensors, self.reference, run)
 
+    @of_contender
     def prepare_peer(self, name: str) -> Answer:
+        """Set up a peer; its adapter checks that its kernels run and its results are right."""
         self.contenders[name], self.orders[name] = self.peers[name].prepare(), self.peers[name].order
         return Answer()
 
+    @of_contender
     def warm_up(self, name: str, which: str) -> Answer:
+        """Call until timings are steady. A peer's first call is also checked."""
         from autotune.measure.timing import Sampler
 
         ours = name not in self.peers
@@ -257,8 +174,9 @@ class ComparisonSession:
             errors=getattr(self.contenders[name], "errors", {}),
         )
 
+    @of_contender
     def sample(self, name: str) -> Answer:
-        """PeerError if a peer's time would be its host's: ratios to it would say nothing of its kernels."""
+        """Time a cold call. PeerError if a peer's time would be its host's: ratios would not be of its kernels."""
         sampler = self.samplers[name]
         sample_us = sampler.take(1)[0]
         if sampler.late and name in self.peers:
@@ -268,7 +186,31 @@ class ComparisonSession:
             )
         return Answer(sample_us=sample_us)
 
+    @of_contender
+    def host_row(self, name: str, seconds: float) -> Answer:
+        """The host's time per call from one row of calls; ``seconds``: time of one warm call."""
+        return Answer(host_us=self.samplers[name].host_row_us(seconds))
+
+    def order_time(self, name: str) -> float | None:
+        """Milliseconds of what a contender does once for a new graph; None for what has no edges to order."""
+        sender, receiver = self.tensors.sender, self.tensors.receiver
+        if sender is None or receiver is None or name not in self.contenders:
+            return None
+        return _unless_out_of_memory(lambda: order_ms(self.orders[name], sender, receiver))
+
+    def copy_time(self, moved: int) -> float | None:
+        """Microseconds of a copy of as many bytes; None if memory does not suffice."""
+        from autotune.measure.timing import copy_us
+
+        return _unless_out_of_memory(lambda: copy_us(self.device, moved))
+
+    def copy_bandwidth(self) -> float:
+        from autotune.measure.timing import copy_bandwidth
+
+        return copy_bandwidth(self.device)
+
     def release(self, name: str | None = None) -> None:
+        """Release memory that contenders keep for a pass, to leave room for the others; ``name``: only this one's."""
         for chosen in list(self.contenders) if name is None else [name]:
             self.samplers.pop(chosen, None)
             if chosen in self.contenders:

@@ -267,7 +267,7 @@ class IdleProcess:
     peers: tuple[str, ...] = ()
     passes: tuple[str, ...] = ()
 
-    def open(self) -> Callable[[Any], Any]:
+    def open(self) -> Any:
         from autotune.compare import comparison_worker  # noqa: F401
         from autotune.measure import timing  # noqa: F401
         from autotune.measure.references import build_ahead
@@ -277,4 +277,4 @@ class IdleProcess:
             build_peers(self.first, self.device, self.peers, self.passes)
         free_memory(self.device)
         gc.freeze()  # later collections need not scan what stays
-        return lambda job: None
+        return None

@@ -85,7 +85,7 @@ class TrialSetting:
     workload: Workload
     device: str
 
-    def open(self) -> Callable[[TrialJob], Outcome]:
+    def open(self) -> TrialSession:
         free_memory(self.device)
         return TrialSession(self)
 
@@ -100,7 +100,8 @@ class TrialSession:
         self.reference = self.runs.reference(self.workload, self.device, self.tensors)
         self.order = order_of(self.tensors)
 
-    def __call__(self, job: TrialJob) -> Outcome:
+    def measure(self, job: TrialJob) -> Outcome:
+        """Build, check and time one schedule."""
         stage = "compile"
         try:
             begin = time.perf_counter()
@@ -183,7 +184,7 @@ def run_trial(worker: Worker, job: TrialJob, limit_s: float) -> Outcome:
     """Measure one schedule, even if the process dies; after a lost device the next trial gets a new process."""
     begin = time.monotonic()
     try:
-        outcome = worker.call(job, limit_s)
+        outcome = worker.ask(limit_s, TrialSession.measure, job)
     except WorkerLost as lost:
         return Outcome(lost.state, f"{lost.reason} (after {time.monotonic() - begin:.1f} s)")
     if outcome.device_lost:

@@ -1,8 +1,9 @@
-"""A disposable process that answers jobs: it may crash, hang or lose its device, and the caller continues.
+"""A disposable process that holds a session and answers: it may crash, hang or lose its device, and the caller goes on.
 
-The ``open()`` of a picklable setting runs in the new process and returns the function that answers jobs. Jobs and
-answers are picklable values. If the process ends (by a signal or a time limit), the caller gets :class:`WorkerLost`
-with the reason, and the next job gets a new process.
+The ``open()`` of a picklable setting runs in the new process and returns the session: any object. A job is a method of
+it with arguments, ``worker.ask(limit_s, TrialSession.measure, job)``; all are picklable, and so is the answer. If the
+process ends (by a signal or a time limit), the caller gets :class:`WorkerLost` with the reason, and the next job gets a
+new process.
 """
 
 from __future__ import annotations
@@ -24,19 +25,22 @@ from multiprocessing.forkserver import ForkServer, read_signed
 from multiprocessing.process import BaseProcess
 from multiprocessing.util import Finalize
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any, Concatenate, ParamSpec, Protocol, TypeVar
 
 from autotune.errors import StudyError, WorkerError
 from kernelgen.errors import EquituneError, InputError
 
 START_LIMIT_S = 600.0
 IDLE_EXIT_S = 5.0
+Given = ParamSpec("Given")
+Answered = TypeVar("Answered")
 
 
 class Setting(Protocol):
     """What a worker keeps between jobs; picklable, and opened in the worker's process."""
 
-    def open(self) -> Callable[[Any], Any]: ...
+    def open(self) -> Any:
+        """The session."""
 
 
 @dataclass(frozen=True)
@@ -74,14 +78,23 @@ class Worker:
     def __exit__(self, *_: object) -> None:
         self.close()
 
-    def call(self, job: Any, limit_s: float) -> Any:
-        """The answer to one job. Raises WorkerLost, or WorkerError if the set-up failed or the job raised."""
+    def ask(
+        self,
+        limit_s: float,
+        method: Callable[Concatenate[Any, Given], Answered],
+        *given: Given.args,
+        **named: Given.kwargs,
+    ) -> Answered:
+        """What a method of the session, or a function of it, answers within ``limit_s`` seconds.
+
+        Raises WorkerLost, or WorkerError if the set-up failed or the method raised.
+        """
         if self._busy and not self._pending:
             self.close()  # an earlier call was interrupted: its answer, still to come, would be taken for this one's
         connection = self._ready()
         self._busy = True
         try:
-            connection.send(job)
+            connection.send((method, given, named))
         except (BrokenPipeError, ConnectionResetError):
             raise self._lost() from None
         answer = self._receive(connection, limit_s)
@@ -121,7 +134,7 @@ class Worker:
         if self._connection is None:
             return
         if self._busy and not self._pending:
-            self.close()  # as in call
+            self.close()  # as in ask
             return
         self._pending, self._busy = self._pending + 1, True
         try:
@@ -178,18 +191,19 @@ def _serve(connection: Connection, setting: Setting) -> None:
     # A caller that is done closes the connection, even with unread answers.
     with contextlib.suppress(EOFError, ConnectionError):
         try:
-            answer = setting.open()
+            session = setting.open()
             connection.send((False, None))
             while True:
                 job = connection.recv()
                 if isinstance(job, _Reopen):
-                    # The last setting's memory must be free before the next one is opened.
-                    del answer
+                    # The last session's memory must be free before the next one is opened.
+                    del session
                     gc.collect()
-                    answer = job.setting.open()
+                    session = job.setting.open()
                     connection.send((False, None))
                 else:
-                    connection.send((False, answer(job)))
+                    method, given, named = job
+                    connection.send((False, method(session, *given, **named)))
         except (EOFError, ConnectionError):
             raise
         except Exception as error:

@@ -129,12 +129,12 @@ def test_killed_tuner_repeats_nothing(tmp_path: Path, config: Path) -> None:
 class StrangePeers(ComparisonSetting):
     """A comparison whose peers misbehave in every way that real ones do."""
 
-    def open(self) -> Callable[[Any], Any]:
+    def open(self) -> ComparisonSession:
         session = ComparisonSession(ComparisonSetting(self.workload, self.device, peers=()))
         session.peers = {
             name: StrangePeer(name) for name in ("sound", "absent", "raises late", "crashes late", "crashes")
         }
-        return lambda job: job(session)
+        return session
 
 
 @dataclass(frozen=True)

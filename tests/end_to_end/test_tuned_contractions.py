@@ -201,9 +201,9 @@ def test_kernels_of_a_training_step_are_compiled_ahead() -> None:
 def test_a_trial_is_checked_and_timed() -> None:
     session = TrialSetting(workload(), "cpu").open()
     job = TrialJob("double_backward", ContractionHostSchedule(2, "element", channel_block=4), max_seconds=0.01)
-    outcome = session(job)
+    outcome = session.measure(job)
     assert outcome.ok and outcome.time_us and set(outcome.errors) == {"x", "w", "g"}, outcome.reason
-    given = session(TrialJob("backward", ContractionHostSchedule(2, "given", channel_block=4)))
+    given = session.measure(TrialJob("backward", ContractionHostSchedule(2, "given", channel_block=4)))
     assert given.state == "illegal" and "order='given' is not for rows of gradients of the weights" in given.reason
 
 

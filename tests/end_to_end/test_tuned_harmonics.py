@@ -198,7 +198,7 @@ def test_every_output_is_held_to_e3nn(dtype: str, normalize: bool) -> None:
 def test_a_trial_is_checked_and_timed(monkeypatch: pytest.MonkeyPatch) -> None:
     session = TrialSetting(workload(), "cpu").open()
     job = TrialJob("double_backward", HarmonicsHostSchedule(block_size=16), max_seconds=0.01)
-    outcome = session(job)
+    outcome = session.measure(job)
     assert outcome.ok and outcome.time_us and set(outcome.errors) == {"x", "g"}, outcome.reason
     run = HarmonicsRuns.run
 
@@ -207,9 +207,9 @@ def test_a_trial_is_checked_and_timed(monkeypatch: pytest.MonkeyPatch) -> None:
         return run(self, operator, *arguments, **options)
 
     monkeypatch.setattr(HarmonicsRuns, "run", unwritten)
-    assert session(job).state == "wrong", "outputs that no kernel wrote are full of NaN"
+    assert session.measure(job).state == "wrong", "outputs that no kernel wrote are full of NaN"
     too_many = HarmonicsHostSchedule(threads=256)
-    assert session(TrialJob("forward", too_many)).state == "illegal"
+    assert session.measure(TrialJob("forward", too_many)).state == "illegal"
 
 
 def test_entries_are_checked_by_their_operation() -> None:

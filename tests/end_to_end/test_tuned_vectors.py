@@ -106,7 +106,7 @@ def test_all_ways_are_checked_and_timed(direction: str, harmonics: str, shipped:
     built = runs_of(work.operation).build(work, {direction: schedule}, "cpu")
     assert (direction in built.inside) is (harmonics == "inside")
     assert built.product.schedules[direction].fuse is (harmonics != "unfused")
-    outcome = TrialSetting(work, "cpu").open()(TrialJob(direction, schedule, max_seconds=0.01))
+    outcome = TrialSetting(work, "cpu").open().measure(TrialJob(direction, schedule, max_seconds=0.01))
     assert outcome.state == "ok", outcome
     assert set(outcome.errors) == set(DIRECTIONS[direction].outputs) and max(outcome.errors.values()) < 1e-13
 
@@ -124,10 +124,10 @@ def test_unfused_takes_no_schedule_that_needs_fusion(graph_class: str) -> None:
 
 
 def test_a_wrong_gradient_is_found(shipped: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    run = TrialSetting(workload(), "cpu").open()
+    session = TrialSetting(workload(), "cpu").open()
     right = HarmonicsOperator.run_backward
     monkeypatch.setattr(HarmonicsOperator, "run_backward", lambda *given, **_: 1.001 * right(*given))
-    outcome = run(TrialJob("edge_backward", APART, max_seconds=0.01))
+    outcome = session.measure(TrialJob("edge_backward", APART, max_seconds=0.01))
     assert outcome.state == "wrong" and 9e-4 < outcome.errors["y"] < 1.1e-3
 
 

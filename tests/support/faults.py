@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import os
 import signal
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -75,7 +75,7 @@ class FaultySetting(TrialSetting):
 
     faults: Mapping[str, str] = dataclasses.field(default_factory=dict)
 
-    def open(self) -> Callable[[TrialJob], Any]:
+    def open(self) -> TrialSession:
         right_emit, right_load = launch.emit, launch.Kernel._load
 
         def emit(plan: Any) -> Source:

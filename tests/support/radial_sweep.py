@@ -164,7 +164,7 @@ class Sweep:
 
     def measure(self, case: Case, facts: DeviceFacts) -> None:
         schedule = case.spec(facts).schedule
-        found = self.session(case)(TrialJob(case.direction, schedule, max_seconds=self.seconds))
+        found = self.session(case).measure(TrialJob(case.direction, schedule, max_seconds=self.seconds))
         row: dict[str, Any] = {
             "state": found.state,
             "time_us": found.time_us,

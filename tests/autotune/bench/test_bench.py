@@ -254,7 +254,7 @@ def test_host_times_are_the_least_of_rows_taken_in_turn(monkeypatch: pytest.Monk
     comparison = _Comparison(None, "cuda", ("forward",), {}, 1.0, print)  # type: ignore[arg-type]
     asked: list[str] = []
 
-    def call(name: str, which: str, job: Any, limit_s: float) -> Answer:
+    def ask(name: str, which: str, limit_s: float, method: Any, *given: Any) -> Answer:
         asked.append(name)
         return (
             Answer(error="lost")
@@ -262,7 +262,7 @@ def test_host_times_are_the_least_of_rows_taken_in_turn(monkeypatch: pytest.Monk
             else Answer(host_us={"quick": 30.0, "slow": 5000.0, "behind": 120.0}[name] + len(asked))
         )
 
-    monkeypatch.setattr(comparison, "_call", call)
+    monkeypatch.setattr(comparison, "_ask", ask)
     warm = {
         "quick": Answer(host_us=90.0),
         "slow": Answer(host_us=5200.0),

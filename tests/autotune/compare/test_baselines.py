@@ -13,7 +13,7 @@ import torch
 
 from autotune.compare import comparison_worker
 from autotune.compare import peers as baselines
-from autotune.compare.comparison_worker import ComparisonSession, ComparisonSetting, Sample, WarmUp
+from autotune.compare.comparison_worker import ComparisonSession, ComparisonSetting
 from autotune.compare.peers import cuequivariance as cuequivariance_peer
 from autotune.compare.peers import e3nn as e3nn_peer
 from autotune.compare.peers import openequivariance as openequivariance_peer
@@ -95,7 +95,7 @@ def test_a_peers_time_is_no_time_of_its_host(late: bool, name: str) -> None:
     session.peers["peer"] = None
     sampler = session.samplers[name] = Sampler(lambda: None, "cpu")
     sampler.late = late
-    answer = Sample(name)(session)
+    answer = session.sample(name)
     assert ("its host launches one call too slowly" in answer.error) == (late and name == "peer")
     assert answer.error or answer.sample_us > 0
 
@@ -124,7 +124,7 @@ def test_peers_warm_up_with_as_many_calls_as_they_need(monkeypatch: pytest.Monke
     session.peers = {"slow": types.SimpleNamespace(warm_up_calls=60), "quick": types.SimpleNamespace(warm_up_calls=3)}
     for name in ("slow", "quick", "ours"):
         session.contenders[name] = types.SimpleNamespace(force_step=None)
-        answer = WarmUp(name, "force+step")(session)
+        answer = session.warm_up(name, "force+step")
         assert (answer.error, answer.seconds, answer.memory_bytes, answer.host_us) == ("", 0.5, 7, 3.0)
     limit = comparison_worker.WARM_UP_LIMIT_S
     assert warmed == [(60, 0.05, limit), (3, 0.05, limit), (comparison_worker.WARM_UP_CALLS, 0.02, limit)]
@@ -135,9 +135,9 @@ def test_peers_warm_up_with_as_many_calls_as_they_need(monkeypatch: pytest.Monke
 def test_a_peer_is_called_before_its_first_sample() -> None:
     session, calls = ComparisonSession(ComparisonSetting(workload("equal"), "cpu", peers=())), []
     session.peers["peer"] = None
-    assert Sample("peer")(session).error.startswith("KeyError"), "there is no sample without a warm-up"
+    assert session.sample("peer").error.startswith("KeyError"), "there is no sample without a warm-up"
     session.contenders["peer"] = types.SimpleNamespace(forward=lambda: calls.append(1))
-    assert not calls and not WarmUp("peer", "forward")(session).error and len(calls) >= 2
+    assert not calls and not session.warm_up("peer", "forward").error and len(calls) >= 2
 
 
 def test_peers_of_the_cpu_are_labelled() -> None:

@@ -24,7 +24,7 @@ def worker() -> Iterator[Worker]:
 
 
 def ask(worker: Worker, question: str) -> Any:
-    return worker.call(question, PATIENCE_S)
+    return worker.ask(PATIENCE_S, getattr(Facts, question))
 
 
 def test_it_has_the_callers_environment_folder_and_output(

@@ -192,8 +192,8 @@ def test_small_graphs_are_measured_with_cold_code(nodes: int, cold: bool, monkey
     monkeypatch.setattr(measure, "time_callable", lambda *_, **options: given.append(options["cold_code"]) or timing)
     problem = TensorProductProblem.channelwise("2x0e", "0e", "0e")
     graph = GraphSpec("made up", Points(nodes, 0.1), 3.0)
-    run = TrialSetting(Workload("small", problem, "conv", graph), "cpu").open()
-    assert run(TrialJob("forward", HostSchedule())).state == "ok" and given == [cold]
+    session = TrialSetting(Workload("small", problem, "conv", graph), "cpu").open()
+    assert session.measure(TrialJob("forward", HostSchedule())).state == "ok" and given == [cold]
 
 
 def test_a_copy_reads_and_writes_what_it_is_said_to_move(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -40,27 +40,31 @@ class Misbehaving:
 
     broken: bool = False
 
-    def open(self) -> Callable[[Any], Any]:
+    def open(self) -> Session:
         if self.broken:
             raise FileNotFoundError("no such device")
-        seen: list[Any] = []
+        TrialSession.measure = Session.do  # type: ignore[assignment, method-assign]
+        return Session()
 
-        def answer(job: Any) -> Any:
-            seen.append(job)
-            if job == "segfault":
-                ctypes.string_at(0)
-            if job == "hang":
-                time.sleep(3600)
-            if isinstance(job, Path):
-                started = subprocess.Popen(["sh", "-c", "sleep 3600 & echo $! > started; wait"], cwd=job)
-                started.wait()
-            if job == "exit":
-                os._exit(7)
-            if job == "raise":
-                raise ValueError("a job must not raise")
-            return Outcome("launch", "sticky", device_lost=True) if job == "lose device" else (os.getpid(), len(seen))
 
-        return answer
+class Session:
+    def __init__(self) -> None:
+        self.seen: list[Any] = []
+
+    def do(self, job: Any) -> Any:
+        self.seen.append(job)
+        if job == "segfault":
+            ctypes.string_at(0)
+        if job == "hang":
+            time.sleep(3600)
+        if isinstance(job, Path):
+            started = subprocess.Popen(["sh", "-c", "sleep 3600 & echo $! > started; wait"], cwd=job)
+            started.wait()
+        if job == "exit":
+            os._exit(7)
+        if job == "raise":
+            raise ValueError("a job must not raise")
+        return Outcome("launch", "sticky", device_lost=True) if job == "lose device" else (os.getpid(), len(self.seen))
 
 
 @pytest.fixture(scope="module")
@@ -70,7 +74,7 @@ def worker() -> Any:
 
 
 def test_keeps_its_process_between_jobs(worker: Worker) -> None:
-    first, second = worker.call("a", PATIENCE_S), worker.call("b", PATIENCE_S)
+    first, second = worker.ask(PATIENCE_S, Session.do, "a"), worker.ask(PATIENCE_S, Session.do, "b")
     assert first[0] == second[0] != os.getpid()
     assert second[1] == first[1] + 1
     assert not worker.fresh
@@ -95,30 +99,30 @@ def test_a_process_that_nobody_wants_any_more_leaves_in_silence(capfd: pytest.Ca
 def test_lost_process_is_an_outcome_and_replaced(
     worker: Worker, job: str, limit_s: float, state: str, reason: str
 ) -> None:
-    before = worker.call("a", PATIENCE_S)
+    before = worker.ask(PATIENCE_S, Session.do, "a")
     outcome = run_trial(worker, job, limit_s)  # type: ignore[arg-type]
     assert (outcome.state, outcome.ok) == (state, False)
     assert reason in outcome.reason
     assert worker.fresh
-    after = worker.call("a", PATIENCE_S)
+    after = worker.ask(PATIENCE_S, Session.do, "a")
     assert after[0] != before[0] and after[1] == 1
 
 
 def test_a_process_that_lost_its_device_is_replaced(worker: Worker) -> None:
-    worker.call("a", PATIENCE_S)
+    worker.ask(PATIENCE_S, Session.do, "a")
     starts = worker.starts
     assert run_trial(worker, "lose device", PATIENCE_S).state == "launch"  # type: ignore[arg-type]
     assert worker.fresh, "a process whose device is lost is not used again"
-    worker.call("a", PATIENCE_S)
+    worker.ask(PATIENCE_S, Session.do, "a")
     assert worker.starts == starts + 1
 
 
 def test_what_raises_is_one_error(worker: Worker) -> None:
     with pytest.raises(WorkerError, match="ValueError: a job must not raise"):
-        worker.call("raise", PATIENCE_S)
-    assert worker.call("a", PATIENCE_S)[1] == 1
+        worker.ask(PATIENCE_S, Session.do, "raise")
+    assert worker.ask(PATIENCE_S, Session.do, "a")[1] == 1
     with Worker(Misbehaving(broken=True)) as broken, pytest.raises(WorkerError, match="no such device"):
-        broken.call("a", PATIENCE_S)
+        broken.ask(PATIENCE_S, Session.do, "a")
 
 
 def test_an_answer_that_was_not_awaited_is_not_the_next_jobs(worker: Worker, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -126,19 +130,19 @@ def test_an_answer_that_was_not_awaited_is_not_the_next_jobs(worker: Worker, mon
         raise KeyboardInterrupt
 
     for reopens in (False, True):
-        before = worker.call("a", PATIENCE_S)
+        before = worker.ask(PATIENCE_S, Session.do, "a")
         with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
             patch.setattr(worker, "_receive", interrupt)
-            worker.call("b", PATIENCE_S)
+            worker.ask(PATIENCE_S, Session.do, "b")
         if reopens:
             worker.reopen(Misbehaving())
-        after = worker.call("c", PATIENCE_S)
+        after = worker.ask(PATIENCE_S, Session.do, "c")
         assert after[0] != before[0] and after[1] == 1
 
 
 @dataclass(frozen=True)
 class Stillborn:
-    def open(self) -> Callable[[Any], Any]:
+    def open(self) -> None:
         ctypes.string_at(0)
         raise AssertionError
 
@@ -163,12 +167,12 @@ def test_worker_does_not_outlive_a_killed_parent(tmp_path: Path) -> None:
         textwrap.dedent(
             """
             from autotune.measure.worker import Worker
-            from test_worker import Misbehaving
+            from test_worker import Misbehaving, Session
 
             if __name__ == "__main__":
                 worker = Worker(Misbehaving())
-                print(worker.call("a", 300)[0], flush=True)
-                worker.call("hang", 3600)
+                print(worker.ask(300, Session.do, "a")[0], flush=True)
+                worker.ask(3600, Session.do, "hang")
             """
         )
     )
@@ -200,7 +204,7 @@ def job(direction: str = "forward", **knobs: Any) -> TrialJob:
 
 @pytest.mark.parametrize("direction", ["forward", "backward", "double_backward"])
 def test_session_measures_a_right_kernel(session: TrialSession, direction: str) -> None:
-    outcome = session(job(direction))
+    outcome = session.measure(job(direction))
     assert (outcome.state, outcome.reason) == ("ok", "")
     slots = {"forward": "g", "backward": "xyw", "double_backward": "xywg"}[direction]
     assert set(outcome.errors) == set(slots)
@@ -210,7 +214,7 @@ def test_session_measures_a_right_kernel(session: TrialSession, direction: str) 
 
 
 def test_session_cuts_a_hopeless_kernel(session: TrialSession) -> None:
-    outcome = session(TrialJob("forward", HostSchedule(path_groups=2, channel_block=4), best_us=1e-6))
+    outcome = session.measure(TrialJob("forward", HostSchedule(path_groups=2, channel_block=4), best_us=1e-6))
     assert outcome.ok and outcome.cut and len(outcome.samples_us) < 10
 
 
@@ -231,7 +235,7 @@ def overwrite_last(value: float) -> Callable[[torch.Tensor], torch.Tensor]:
 def test_session_refuses_a_wrong_kernel(session: TrialSession, monkeypatch: pytest.MonkeyPatch, value: float) -> None:
     """One element is enough, and it is never timed."""
     spoil(monkeypatch, overwrite_last(value))
-    outcome = session(job())
+    outcome = session.measure(job())
     assert outcome.state == "wrong"
     assert "relative error" in outcome.reason
     assert outcome.errors["g"] > 1e-5 and outcome.errors["g"] <= 1e308
@@ -243,13 +247,13 @@ def test_session_reports_a_failed_launch(session: TrialSession, monkeypatch: pyt
         raise LaunchError("too many resources requested for launch")
 
     spoil(monkeypatch, fail)
-    outcome = session(job())
+    outcome = session.measure(job())
     assert (outcome.state, outcome.device_lost) == ("launch", False)
     assert "too many resources" in outcome.reason
 
 
 def test_session_reports_an_illegal_schedule(session: TrialSession) -> None:
-    outcome = session(job(path_groups=100))
+    outcome = session.measure(job(path_groups=100))
     assert outcome.state == "illegal"
     assert "path_groups=100" in outcome.reason
 
@@ -263,7 +267,7 @@ def test_session_reports_a_failed_compilation(
     )
     compiler.chmod(0o755)
     monkeypatch.setenv("CXX", str(compiler))
-    outcome = session(job(edges_per_chunk=16))
+    outcome = session.measure(job(edges_per_chunk=16))
     assert outcome.state == "compile"
     assert "it breaks" in outcome.reason
 
@@ -271,7 +275,7 @@ def test_session_reports_a_failed_compilation(
 def test_a_machine_at_fault_is_no_outcome_of_a_schedule(session: TrialSession, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("CXX", "no-such-compiler")
     with pytest.raises(ToolMissingError, match="no-such-compiler"):
-        session(job(edges_per_chunk=16))
+        session.measure(job(edges_per_chunk=16))
 
 
 def test_errors_in_json_form() -> None:
@@ -281,15 +285,15 @@ def test_errors_in_json_form() -> None:
 
 
 def test_reopened_in_the_same_process(worker: Worker) -> None:
-    before = worker.call("a", PATIENCE_S)
+    before = worker.ask(PATIENCE_S, Session.do, "a")
     worker.reopen(Misbehaving())
-    after = worker.call("b", PATIENCE_S)
+    after = worker.ask(PATIENCE_S, Session.do, "b")
     assert after == (before[0], 1), "the same process, another session"
     worker.reopen(Misbehaving(broken=True))
     with pytest.raises(WorkerError, match="no such device"):
-        worker.call("a", PATIENCE_S)
+        worker.ask(PATIENCE_S, Session.do, "a")
     worker.reopen(Misbehaving())
-    again = worker.call("a", PATIENCE_S)
+    again = worker.ask(PATIENCE_S, Session.do, "a")
     assert again[1] == 1 and again[0] != before[0], "a set-up that failed ends the process"
 
 
@@ -311,11 +315,11 @@ def assert_ends(pid: int) -> None:
 def test_what_a_lost_process_started_ends_with_it(tmp_path: Path) -> None:
     """As a compiler would that a job waits for: here the child of a child."""
     with Worker(Misbehaving()) as worker:
-        worker.call("start", PATIENCE_S)
+        worker.ask(PATIENCE_S, Session.do, "start")
         with pytest.raises(WorkerLost, match="no answer"):
-            worker.call(tmp_path, 3.0)
+            worker.ask(3.0, Session.do, tmp_path)
         assert_ends(int((tmp_path / "started").read_text()))
-        assert worker.call("go on", PATIENCE_S)[1] == 1
+        assert worker.ask(PATIENCE_S, Session.do, "go on")[1] == 1
 
 
 def test_a_compilation_that_is_given_up_leaves_no_compiler_running() -> None:

@@ -3,16 +3,16 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
-from autotune.compare.comparison_worker import ComparisonSetting, PeerNames, PrepareOurs, PreparePeer
+from autotune.compare.comparison_worker import ComparisonSession, ComparisonSetting
 from autotune.compare.peers.peer import CheckedPasses
 from autotune.compare.precompile import IdleProcess, build_peers
 from autotune.measure.references import e3nn_product
-from autotune.measure.trial import TrialJob, TrialSetting
+from autotune.measure.trial import TrialJob, TrialSession, TrialSetting
 from autotune.measure.worker import Worker
 from autotune.tune.run import WorkerPair, WorkerPairs, tune
 from autotune.workload.config import load_graphs
@@ -55,14 +55,15 @@ def test_workloads_of_a_problem_share_two_processes(pairs: WorkerPairs) -> None:
     for workload in WORKLOADS:
         worker = pair.search(workload)
         assert worker.setting == TrialSetting(workload, "cpu")
-        outcome = worker.call(TrialJob("forward", SCHEDULE, max_seconds=0.0), LIMIT_S)
+        outcome = worker.ask(LIMIT_S, TrialSession.measure, TrialJob("forward", SCHEDULE, max_seconds=0.0))
         assert (outcome.state, outcome.reason) == ("ok", "")
         assert outcome.errors["g"] < (1e-12 if workload.dtype == "float64" else 1e-5)
         pair.rest()
-        assert worker.call("anything", LIMIT_S) is None, "at rest it holds no session"
+        assert worker.ask(LIMIT_S, repr) == "None", "at rest it holds no session"
         pair.comparing.reopen(ComparisonSetting(workload, "cpu", ()))
-        assert pair.comparing.call(PeerNames(), LIMIT_S) == {}
-        assert not pair.comparing.call(PrepareOurs("ours", {"forward": SCHEDULE}), LIMIT_S).error
+        assert pair.comparing.ask(LIMIT_S, ComparisonSession.build_seconds) == {}
+        answer = pair.comparing.ask(LIMIT_S, ComparisonSession.prepare_ours, "ours", {"forward": SCHEDULE})
+        assert not answer.error
     assert pair.searching.starts == pair.comparing.starts == 1
     assert pairs.of(PROBLEM) is pair
     assert pairs.of(OTHER) is not pair
@@ -109,27 +110,23 @@ def test_what_was_launched_ahead_serves_the_next_problem(tmp_path: Path, monkeyp
     assert started == [PROBLEM.key, OTHER.key]
 
 
+def products_built(session: object) -> int:
+    """How often e3nn's product was built in a process, for its session and before."""
+    return e3nn_product.cache_info().misses
+
+
 @pytest.mark.slow
-@dataclasses.dataclass(frozen=True)
-class Builds(IdleProcess):
-    """A process that tells how often e3nn's product was built in it, for its jobs and before."""
-
-    def open(self) -> Callable[[object], object]:
-        super().open()
-        return lambda job: e3nn_product.cache_info().misses
-
-
 @pytest.mark.timeout(2 * LIMIT_S)
 def test_a_process_sets_peers_up_before_it_is_needed() -> None:
     """What is built for the small graph serves the comparison, which builds nothing more."""
     peers = ("e3nn", "cuequivariance-naive")
-    with Worker(Builds(PROBLEM, "cpu")) as idle, Worker(Builds(PROBLEM, "cpu", WORKLOAD, peers)) as ready:
-        assert (idle.call("count", LIMIT_S), ready.call("count", LIMIT_S)) == (0, 1)
+    with Worker(IdleProcess(PROBLEM, "cpu")) as idle, Worker(IdleProcess(PROBLEM, "cpu", WORKLOAD, peers)) as ready:
+        assert (idle.ask(LIMIT_S, products_built), ready.ask(LIMIT_S, products_built)) == (0, 1)
         ready.reopen(ComparisonSetting(WORKLOAD, "cpu", peers))
-        assert all(not ready.call(PreparePeer(name), LIMIT_S).error for name in peers)
-        ready.reopen(Builds(PROBLEM, "cpu"))
+        assert all(not ready.ask(LIMIT_S, ComparisonSession.prepare_peer, name).error for name in peers)
+        ready.reopen(IdleProcess(PROBLEM, "cpu"))
         # The comparison's reference is e3nn in float64.
-        assert ready.call("count", LIMIT_S) == 2 and ready.starts == 1
+        assert ready.ask(LIMIT_S, products_built) == 2 and ready.starts == 1
 
 
 def test_peers_run_their_passes_before_they_are_needed(monkeypatch: pytest.MonkeyPatch) -> None:

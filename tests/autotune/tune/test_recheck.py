@@ -133,7 +133,7 @@ def test_missing_certificates_are_measured(tmp_path: Path, monkeypatch: pytest.M
     given = {"forward": {}, "backward": part, "edge_backward": known}
     path = store(tmp_path, FACTS, *(on_molecule(direction=name, certificate=of) for name, of in given.items()))
     arguments = ["db", "verify", "--uncertified", "--device", "cpu", "--results", str(tmp_path)]
-    monkeypatch.setattr(recheck, "run_trial", lambda worker, job, limit: TrialSession(worker.setting)(job))
+    monkeypatch.setattr(recheck, "run_trial", lambda worker, job, limit: TrialSession(worker.setting).measure(job))
     monkeypatch.setattr("autotune.measure.timing.time_callable", lambda *given, **options: pytest.fail("timed"))
     said = CliRunner().invoke(app, arguments, catch_exceptions=False)
     assert said.exit_code == 0 and "2 entries: 2 ok" in said.output
@@ -168,11 +168,11 @@ def test_a_certificate_above_its_tolerance_fails_the_check(tmp_path: Path, monke
 def test_a_trial_measures_the_certificate_that_it_is_asked_for() -> None:
     session = TrialSession(TrialSetting(Workload("small", PROBLEM, "conv", load_graphs()["molecule"]), "cpu"))
     job = TrialJob("forward", HostSchedule(), max_seconds=None, certifies=True)
-    found = session(job)
+    found = session.measure(job)
     assert found.ok and found.time_us is None and 0 < found.certificate["equivariance"] < 1e-6
     with pytest.MonkeyPatch.context() as patched:
         patched.setattr("autotune.measure.trial.equivariance_error", lambda *given: math.nan)
-        found = session(job)
+        found = session.measure(job)
     assert found.state == "wrong" and "under a rotation above 1e-05: nan" in found.reason
 
 

@@ -13,13 +13,13 @@ from tiny_model import MOST_EDGES
 from autotune.bench import largest
 from autotune.bench.contenders import build, contenders_of
 from autotune.bench.largest import (
-    Fit,
     LargestRequest,
     contenders_for,
     crystal,
     crystals,
     finished,
     largest_crystals,
+    step_on_crystal,
     table_lines,
     why_ended,
 )
@@ -49,8 +49,8 @@ class Here:
     def __exit__(self, *_: object) -> None:
         self.session = None
 
-    def call(self, job: Any, limit_s: float) -> Any:
-        return self.session(job)
+    def ask(self, limit_s: float, method: Any, *given: Any) -> Any:
+        return method(self.session, *given)
 
     def close(self) -> None:
         pass
@@ -109,12 +109,12 @@ def test_processes_of_their_own_and_their_limit_of_time(tmp_path: Path) -> None:
 def test_a_process_that_is_lost_before_the_limit_is_no_matter_of_time(
     here: type[Here], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def call(self: Here, job: Any, limit_s: float) -> Any:
-        if isinstance(job, Fit) and job.repeats != (2, 2, 2):
+    def ask(self: Here, limit_s: float, method: Any, *given: Any) -> Any:
+        if method is step_on_crystal and given != ((2, 2, 2),):
             raise WorkerLost("crashed", "the process was ended by SIGKILL")
-        return self.session(job)
+        return method(self.session, *given)
 
-    monkeypatch.setattr(here, "call", call)
+    monkeypatch.setattr(here, "ask", ask)
     assert measure(tmp_path, "stock")["stock"]["ended"] == {"atoms": 128, "why": "the process was ended by SIGKILL"}
     cells = measure(tmp_path, "stock", fresh=True, limit_s=0.0)
     assert cells["stock"]["error"] == "time limit of 0 s" and "largest" not in cells["stock"]
@@ -123,15 +123,15 @@ def test_a_process_that_is_lost_before_the_limit_is_no_matter_of_time(
 def test_an_interruption_keeps_what_was_measured(
     here: type[Here], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    before, call = measure(tmp_path, "full"), here.call
+    before, ask = measure(tmp_path, "full"), here.ask
 
-    def interrupted(self: Here, job: Any, limit_s: float) -> Any:
-        if isinstance(job, Fit) and job.repeats == (4, 4, 2):
+    def interrupted(self: Here, limit_s: float, method: Any, *given: Any) -> Any:
+        if method is step_on_crystal and given == ((4, 4, 2),):
             raise KeyboardInterrupt
-        return call(self, job, limit_s)
+        return ask(self, limit_s, method, *given)
 
     with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
-        patch.setattr(here, "call", interrupted)
+        patch.setattr(here, "ask", interrupted)
         measure(tmp_path, "full", "stock")
     (row,) = stored_rows(tmp_path, device_facts("cpu").slug).values()
     assert row["contenders"]["full"] == before["full"]
@@ -234,7 +234,7 @@ def test_a_host_without_memory_is_not_the_devices_fault(monkeypatch: pytest.Monk
 @pytest.mark.gpu
 def test_on_a_gpu_memory_is_measured() -> None:
     session = ModelSession(ModelSetting(TINY, "stock", "cuda", "float32"))
-    small, large = (Fit(repeats)(session) for repeats in ((2, 2, 2), (16, 16, 16)))
+    small, large = (step_on_crystal(session, repeats) for repeats in ((2, 2, 2), (16, 16, 16)))
     assert (small["atoms"], large["atoms"]) == (64, 32768) and 0 < small["peak_mib"] < large["peak_mib"]
 
 
@@ -249,7 +249,7 @@ def test_equitune_takes_part_with_streamed_weights_too() -> None:
 def test_the_untuned_default_is_measured_if_it_is_named(
     here: type[Here], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(here, "call", lambda self, job, limit_s: {"error": "not asked"})
+    monkeypatch.setattr(here, "ask", lambda self, *given: {"error": "not asked"})
     assert set(measure(tmp_path)) == {*here.started} == {*contenders_for(open_model(TINY).package)} - {UNTUNED}
     assert set(measure(tmp_path, UNTUNED)) == {*here.started} and here.started[-1] == UNTUNED
 

@@ -32,14 +32,9 @@ from autotune.bench.model_rows import (
 )
 from autotune.bench.session import (
     REFERENCE,
-    Again,
     Effort,
-    Exact,
-    Facts,
-    Measure,
+    ModelSession,
     ModelSetting,
-    Profile,
-    Sizes,
     errors_of,
     load,
     wall_figures,
@@ -110,15 +105,15 @@ def test_what_fails_is_the_answer(
     contender: str, reason: str, structure: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("EQUITUNE_MISSES", "0")
-    exact = str(tmp_path / "exact.pt")
-    ModelSetting(TINY, REFERENCE, "cpu", "float32").open()(Exact(structure, "energy_forces", exact))
+    exact = tmp_path / "exact.pt"
+    ModelSetting(TINY, REFERENCE, "cpu", "float32").open().write_exact(structure, "energy_forces", exact)
     session = ModelSetting(TINY, contender, "cpu", "float32").open()
-    answer = session(Measure(structure, "energy_forces", exact, QUICK))
+    answer = session.measure(structure, "energy_forces", exact, QUICK)
     if reason:
         assert reason in answer["error"] and "wall_ms" not in answer
     else:
         assert "error" not in answer and answer["wall_ms"] > 0
-    assert session(Facts()).get("error", "") == (answer["error"] if contender in ("refuses", "equitune") else "")
+    assert session.facts().get("error", "") == (answer["error"] if contender in ("refuses", "equitune") else "")
 
 
 @pytest.fixture(scope="module")
@@ -133,9 +128,9 @@ def test_of_a_crystal_the_stress_is_computed_in_every_step(
     crystal: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("EQUITUNE_MISSES", "0")
-    exact, asked, evaluate = str(tmp_path / "exact.pt"), [], TinyPackage.evaluate
-    ModelSetting(TINY, REFERENCE, "cpu", "float32").open()(Exact(crystal, "energy_forces", exact))
-    assert set(load(Path(exact))) == {"energy", "forces", "stress"}
+    exact, asked, evaluate = tmp_path / "exact.pt", [], TinyPackage.evaluate
+    ModelSetting(TINY, REFERENCE, "cpu", "float32").open().write_exact(crystal, "energy_forces", exact)
+    assert set(load(exact)) == {"energy", "forces", "stress"}
 
     def watched(package: TinyPackage, *given: Any, training: bool, stress: bool) -> Outputs:
         asked.append((training, stress))
@@ -143,8 +138,8 @@ def test_of_a_crystal_the_stress_is_computed_in_every_step(
 
     monkeypatch.setattr(TinyPackage, "evaluate", watched)
     session = ModelSetting(TINY, "same", "cpu", "float32").open()
-    cell = session(Measure(crystal, "energy_forces", exact, QUICK))
-    session(Again(crystal, "energy_forces", QUICK))
+    cell = session.measure(crystal, "energy_forces", exact, QUICK)
+    session.measure_again(crystal, "energy_forces", QUICK)
     assert set(cell["errors"]) == {"energy", "forces", "stress"} and max(cell["errors"].values()) < 1e-5
     assert len(asked) >= 8 and set(asked) == {(False, True)}, "those that are timed too"
 
@@ -152,11 +147,11 @@ def test_of_a_crystal_the_stress_is_computed_in_every_step(
 def test_a_contender_that_leaves_the_stress_out_gets_no_figure(
     crystal: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    exact, evaluate = str(tmp_path / "exact.pt"), TinyPackage.evaluate
-    ModelSetting(TINY, REFERENCE, "cpu", "float32").open()(Exact(crystal, "energy_forces", exact))
+    exact, evaluate = tmp_path / "exact.pt", TinyPackage.evaluate
+    ModelSetting(TINY, REFERENCE, "cpu", "float32").open().write_exact(crystal, "energy_forces", exact)
     without = lambda *given, **how: dataclasses.replace(evaluate(*given, **how), stress=None)  # noqa: E731
     monkeypatch.setattr(TinyPackage, "evaluate", without)
-    cell = ModelSetting(TINY, "same", "cpu", "float32").open()(Measure(crystal, "energy_forces", exact, QUICK))
+    cell = ModelSetting(TINY, "same", "cpu", "float32").open().measure(crystal, "energy_forces", exact, QUICK)
     assert "stress differ by inf from stock" in cell["error"] and "wall_ms" not in cell
 
 
@@ -196,22 +191,22 @@ def test_steps_are_warm_before_they_are_timed(structure: str, monkeypatch: pytes
     monkeypatch.setattr(measuring, "wall_samples_ms", lambda step, device, effort: done.append("samples") or [1.0])
     session = ModelSetting(TINY, "same", "cpu", "float32").open()
     for _ in range(2):
-        assert session(Measure(structure, "energy_forces", "", effort))["wall_ms"] == 1.0
-    session(Again(structure, "energy_forces", effort))
+        assert session.measure(structure, "energy_forces", None, effort)["wall_ms"] == 1.0
+    session.measure_again(structure, "energy_forces", effort)
     later = [(1, 0.0), "samples"]
     assert done == [(7, 10.0), "peak", *later, (7, 4.0), "peak", *later, (3, 4.0), "samples"]
 
 
 def test_equitune_joins_another_librarys_model(structure: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("EQUITUNE_MISSES", "0")
-    exact = str(tmp_path / "exact.pt")
-    ModelSetting(TINY, REFERENCE, "cpu", "float32").open()(Exact(structure, "training", exact))
-    job = Measure(structure, "training", exact, QUICK)
-    alone = ModelSetting(TINY, "equitune+same", "cpu", "float32").open()(job)
+    exact = tmp_path / "exact.pt"
+    ModelSetting(TINY, REFERENCE, "cpu", "float32").open().write_exact(structure, "training", exact)
+    job = (structure, "training", exact, QUICK)
+    alone = ModelSetting(TINY, "equitune+same", "cpu", "float32").open().measure(*job)
     assert "nothing of the model was replaced" in alone["error"]
     monkeypatch.setattr(exchange, "_known", lambda: (EXCHANGE,))
     session = ModelSetting(TINY, "equitune+same", "cpu", "float32").open()
-    cell = session(job)
+    cell = session.measure(*job)
     assert cell["note"].startswith("1 of 1 convolutions") and cell["wall_ms"] > 0
     assert cell["gradients_of"] == "1 of 1 parameters" and cell["errors"]["gradients"] < 1e-5
 
@@ -430,19 +425,24 @@ def test_a_profile_directly_follows_its_timing_and_outlives_an_interruption(
     group = run._Group(plan, {}, request(structure), tmp_path, tmp_path, lambda text: None)
     asked = []
 
-    def answer(contender: str, job: Any) -> dict[str, Any]:
-        asked.append((contender, type(job)))
-        if asked[-1] == ("stock", Again):
+    def answer(contender: str, method: Any, *given: Any) -> dict[str, Any]:
+        asked.append((contender, method))
+        if asked[-1] == ("stock", ModelSession.measure_again):
             raise KeyboardInterrupt
-        figures = wall_figures([2.0, 3.0], 4) if isinstance(job, Measure) else {"wall_samples_ms": [4.0]}
-        return {Profile: {"device_ms": 0.25, "launches": 7}, Sizes: {"atoms": 4, "edges": 12}}.get(type(job), figures)
+        figures = wall_figures([2.0, 3.0], 4) if method is ModelSession.measure else {"wall_samples_ms": [4.0]}
+        known = {
+            ModelSession.profile: {"device_ms": 0.25, "launches": 7},
+            ModelSession.sizes: {"atoms": 4, "edges": 12},
+        }
+        return known.get(method, figures)
 
     monkeypatch.setattr(group, "ask", answer)
     with pytest.raises(KeyboardInterrupt):
         group.time_rows()
     assert asked[-5:] == [
-        *(("stock", Measure), ("same", Measure)),
-        *(("same", Again), ("same", Profile), ("stock", Again)),
+        *(("stock", ModelSession.measure), ("same", ModelSession.measure)),
+        *(("same", ModelSession.measure_again), ("same", ModelSession.profile)),
+        ("stock", ModelSession.measure_again),
     ]
     (row,) = stored_rows(tmp_path, device_facts("cpu").slug).values()
     same = row["contenders"]["same"]
@@ -461,7 +461,7 @@ def test_a_run_that_ended_before_its_profiles_makes_them_up(
     plan = run._plan(TINY, [structure], asked, tmp_path, lambda text: None)
     assert plan.todo == {} and plan.profiles == {(structure, rows[1]["pass"]): ("stock",)}
     group = run._Group(plan, {}, asked, tmp_path, tmp_path, lambda text: None)
-    monkeypatch.setattr(group, "ask", lambda contender, job: {"device_ms": 0.25, "launches": 7})
+    monkeypatch.setattr(group, "ask", lambda contender, *given: {"device_ms": 0.25, "launches": 7})
     group.profile_rows()
     found = stored_rows(tmp_path, device_facts("cpu").slug).values()
     assert {row["pass"]: row["contenders"]["stock"]["device_ms"] for row in found} == {
