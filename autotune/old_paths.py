@@ -38,15 +38,21 @@ MOVED: dict[str, str] = {
     "database.predicted": "database.prediction.first_runs database.prediction.pool database.prediction.predicted",
     "database.trials": "database.quarantine database.trial_archive database.trial_records",
     "errors": "report.errors",
-    "measure.operations": (
-        "measure.autograd_passes measure.runs.base measure.runs.edge_vectors "
+    "measure.kinds": (
+        "measure.runs.base measure.runs.edge_vectors "
         "measure.runs.radial_convolution measure.runs.registry measure.runs.spherical_harmonics "
         "measure.runs.symmetric_contraction measure.runs.tensor_product"
     ),
+    "measure.operations": "measure.autograd_passes",
     "measure.reference_contraction": "measure.reference.symmetric_contraction",
     "measure.references": (
         "measure.reference.edge_vectors measure.reference.radial_convolution "
         "measure.reference.spherical_harmonics measure.reference.tensor_product"
+    ),
+    "measure.space": (
+        "search.probes search.space search.spaces.edge_vectors search.spaces.radial_convolution "
+        "search.spaces.registry search.spaces.spherical_harmonics search.spaces.symmetric_contraction "
+        "search.spaces.tensor_product"
     ),
     "measure.timing": "measure.intervals",
     "measure.trial": "measure.certificate measure.equivariance",
@@ -141,11 +147,6 @@ MOVED: dict[str, str] = {
     "search.loop": "search.pruning search.trial_steps",
     "search.shared": (
         "search.sharing.claims search.sharing.locks search.sharing.optuna_storage search.sharing.storage_access"
-    ),
-    "search.space": (
-        "search.probes search.spaces.edge_vectors search.spaces.radial_convolution "
-        "search.spaces.registry search.spaces.spherical_harmonics search.spaces.symmetric_contraction "
-        "search.spaces.tensor_product"
     ),
     "search.study": "search.ranking",
     "tune.model": "tune.from_model.run tune.from_model.table",

@@ -15,14 +15,11 @@ from pathlib import Path
 
 from places import ROOT, SUPPORT
 
-SPACE = """class DoublingSpace(Space):
-    def canonical(self, schedule: Knobs) -> Knobs:
-        return schedule
-
-
-def _of_doubling(workload: Workload, direction: str, facts: DeviceFacts) -> Space:
-    spec = workload.kind.spec(workload.problem, workload.operation, direction, workload.dtype, workload.layout, facts)
-    return DoublingSpace(spec, spec.schedule.choices)
+MEASURED = """class MeasuredDoubling(DoublingKind, MeasuredKind):
+    tensors = staticmethod(make_vectors)
+    reference = HarmonicsReference
+    build = MeasuredHarmonics.build
+    run = MeasuredHarmonics.run
 
 
 """
@@ -41,15 +38,10 @@ TABLES = {
         "",
         {"_KINDS": "DoublingKind(),"},
     ),
-    "autotune/measure/operations.py": (
-        "",
-        'class DoublingRuns(HarmonicsRuns):\n    operations = ("doubling",)\n\n\n',
-        {"RUNS": "DoublingRuns(),"},
-    ),
-    "autotune/search/space.py": (
-        "from kernelgen.kernels.knobs import Knobs",
-        SPACE,
-        {"SPACES": '"doubling": _of_doubling,'},
+    "autotune/measure/kinds.py": (
+        "from autotune.workload.kinds.doubling import DoublingKind",
+        MEASURED,
+        {"KINDS": "MeasuredDoubling(),"},
     ),
     "autotune/compare/peers/__init__.py": (
         "from autotune.compare.peers import doubling",
@@ -75,9 +67,8 @@ import autotune
 import kernelgen
 from autotune.compare.peers import peer_names
 from autotune.database.entry import CHOICES
-from autotune.measure.operations import runs_of
+from autotune.measure.kinds import measured_kind, space_of
 from autotune.report.rows import GROUPS, SuiteRow
-from autotune.search.space import space_of
 from autotune.workload.config import load_config
 from autotune.workload.config import find_problem
 from autotune.workload.workload import GraphClass
@@ -92,7 +83,7 @@ assert find_problem(wide.problem.key) == wide.problem != tiny.problem
 assert (wide.operation, wide.directions, wide.is_conv) == ("doubling", ("forward",), False)
 assert GraphClass.parse("doubling-e3") == wide.graph_class()
 assert "doubling" in CHOICES["operation"]
-assert "doubling" in runs_of(wide.operation).operations
+assert measured_kind(wide.operation).operations == ("doubling",)
 
 space = space_of(wide, "forward", device_facts("cpu"))
 assert space.size == 3 and space.kind is wide.kind

@@ -53,9 +53,9 @@ from autotune.database.lookup import find_schedule
 from autotune.database.maintenance import hash_of_text, now_text, software_versions, source_text
 from autotune.database.store import Database, database_path, writable_results_dir
 from autotune.errors import ConfigError, WorkerError, unknown_name
-from autotune.measure.operations import new_graph, order_ms, runs_of
+from autotune.measure.kinds import measured_kind, space_of
+from autotune.measure.operations import new_graph, order_ms
 from autotune.measure.worker import START_LIMIT_S, Worker, on_each
-from autotune.search.space import space_of
 from autotune.workload.config import TuneConfig, by_problem, find_problem, load_config, load_graphs
 from autotune.workload.graphs import GraphSpec, build_graph
 from autotune.workload.kinds.registry import CONVOLUTIONS, kernel_kind
@@ -622,7 +622,7 @@ class _Orders:
         for name in timed & {OURS, DEFAULT}:
             read = workload.kind.read
             schedules = {key: read(knobs) for row in rows for key, knobs in row["schedules"][name].items()}
-            operator = runs_of(workload.operation).build(workload, schedules, self.device)
+            operator = measured_kind(workload.operation).build(workload, schedules, self.device)
             product = getattr(operator, "product", operator)
             order = new_graph(operator, build_graph(workload.graph).num_nodes)
             found[name] = self._time(workload, (product.by_receiver, product.by_sender), order)

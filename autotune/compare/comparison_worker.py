@@ -12,11 +12,9 @@ from typing import TYPE_CHECKING, Any, Concatenate, ParamSpec
 
 from autotune.database.entry import what_is_wrong
 from autotune.errors import PeerError
-from autotune.measure.operations import new_graph, order_ms, order_of, runs_of
-from autotune.measure.trial import certify, device_is_lost, free_memory, is_out_of_memory
-from kernelgen.device import device_facts
+from autotune.measure.operations import new_graph, order_ms
+from autotune.measure.trial import WorkloadSession, device_is_lost, free_memory, is_out_of_memory
 from kernelgen.kernels.knobs import Knobs
-from kernelgen.kernels.product.defaults import small_graph_edges
 
 if TYPE_CHECKING:
     from autotune.measure.operations import GraphOrder
@@ -93,15 +91,11 @@ def _unless_out_of_memory(measure: Callable[[], float]) -> float | None:
         raise
 
 
-class ComparisonSession:
+class ComparisonSession(WorkloadSession):
     """State of the worker: tensors, reference, prepared contenders, and a sampler for each in the present pass."""
 
     def __init__(self, setting: ComparisonSetting) -> None:
-        self.workload, self.device = setting.workload, setting.device
-        self.runs = runs_of(self.workload.operation)
-        self.tensors = self.runs.tensors(self.workload, self.device)
-        self.reference = self.runs.reference(self.workload, self.device, self.tensors)
-        self.order = order_of(self.tensors)
+        super().__init__(setting.workload, setting.device)
         self.peers = self._peers(setting.peers)
         self.contenders: dict[str, Any] = {}
         # What each does once for a new graph.
@@ -125,27 +119,19 @@ class ComparisonSession:
         """Build an operator with these schedules and check their directions."""
         from autotune.compare.peers.peer import CheckedPasses, Product, Task
 
-        operator = self.runs.build(self.workload, schedules, self.device)
+        operator = self.build(schedules)
         answer = Answer()
         for direction in schedules:
-            errors, certificate = self.certify(operator, direction)
+            errors, certificate = self.check(operator, direction, certifies=True)
             if wrong := what_is_wrong(errors, self.workload.tolerance, certificate):
                 return Answer(error=wrong)
             answer.errors[direction], answer.certificates[direction] = errors, certificate
             answer.resources[direction] = operator.resources(direction)
         task = Task(self.workload, self.reference.device, self.tensors, self.reference)
-        call = self.runs.call(self.workload, operator, self.tensors, self.order)
+        call = self.kind.call(self.workload, operator, self.tensors, self.order)
         self.orders[name] = new_graph(operator, self.tensors.num_nodes)
         self.contenders[name] = CheckedPasses(name, Product(call, self.workload.layout), task, self.workload.tolerance)
         return answer
-
-    def certify(self, operator: Any, direction: str) -> tuple[dict[str, float], dict[str, Any]]:
-        """Errors against float64 by slot, and the certificate of a direction."""
-
-        def run(tensors: Any) -> dict[str, Any]:
-            return self.runs.run(operator, direction, tensors, self.order, poison=True)()
-
-        return certify(self.workload, direction, self.tensors, self.reference, run)
 
     @of_contender
     def prepare_peer(self, name: str) -> Answer:
@@ -165,8 +151,7 @@ class ComparisonSession:
         seconds = sampler.warm_up(calls, OUR_WARM_UP_S if ours else WARM_UP_S, max_seconds=WARM_UP_LIMIT_S)
         self.samplers[name] = sampler
         # On small graphs the host's time may dominate, so it is measured too, but only beside peers.
-        small = self.tensors.num_edges <= small_graph_edges(device_facts(self.device))
-        by_host = sampler.device.type == "cuda" and small and self.peers
+        by_host = sampler.device.type == "cuda" and self.is_small and self.peers
         return Answer(
             seconds=seconds,
             memory_bytes=sampler.peak_bytes(),

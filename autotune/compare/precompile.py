@@ -19,7 +19,7 @@ from typing import Any
 from autotune.compare.comparison_worker import Schedules
 from autotune.compare.torch_cache import noted, take_note
 from autotune.measure import worker as processes
-from autotune.measure.operations import runs_of
+from autotune.measure.kinds import measured_kind
 from autotune.measure.trial import free_memory
 from autotune.measure.worker import CONTEXT
 from autotune.workload.graphs import GraphSpec, Points
@@ -68,8 +68,8 @@ def kernels_of(
     workload: Workload, contenders: Iterable[Schedules], directions: Iterable[str], device: str
 ) -> list[Any]:
     """Specs of our kernels in these directions; each contender has schedules for them."""
-    runs, names = runs_of(workload.operation), tuple(directions)
-    return [spec for chosen in contenders for spec in runs.specs(runs.build(workload, chosen, device), names)]
+    kind, names = measured_kind(workload.operation), tuple(directions)
+    return [spec for chosen in contenders for spec in kind.specs(kind.build(workload, chosen, device), names)]
 
 
 def name_of(kind: Kind, names: Iterable[str]) -> tuple[str, ...]:

@@ -1,91 +1,25 @@
-"""How the kernels of each kind are run: tensors, float64 reference, operator and calls of one workload.
-
-:mod:`autotune.workload.kinds.base` chooses schedules. A new kind adds its line to ``RUNS``.
-"""
+"""What all kinds of kernels are run with: guarded tensors, the order of a graph's edges, the passes of autograd."""
 
 from __future__ import annotations
 
 import dataclasses
 import functools
 import statistics
-from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterable, Mapping
-from typing import Any, ClassVar
+from collections.abc import Callable
+from typing import Any
 
 import torch
 from torch import Tensor
 
-from autotune.database.lookup import build_vectors
-from autotune.measure.reference_contraction import ContractionReference, contraction_of, make_features
-from autotune.measure.references import (
-    HarmonicsReference,
-    RadialReference,
-    Reference,
-    VectorsReference,
-    make_radial_tensors,
-    make_vector_tensors,
-    make_vectors,
-    radial_problem,
-)
-from autotune.workload.kinds.edge_vectors import VectorsKind
-from autotune.workload.kinds.radial_convolution import RadialKind
-from autotune.workload.kinds.spherical_harmonics import HarmonicsKind
-from autotune.workload.kinds.symmetric_contraction import ContractionKind
-from autotune.workload.kinds.tensor_product import ProductKind
-from autotune.workload.workload import Tensors, Workload, make_tensors
-from kernelgen.arithmetic.contraction import CONTRACTION_DIRECTIONS, contraction_double_backward
-from kernelgen.arithmetic.directions import DIRECTIONS, HARMONICS_DIRECTIONS
-from kernelgen.device import device_facts
-from kernelgen.kernels.knobs import Knobs
-from kernelgen.ops.harmonics import build_harmonics
-from kernelgen.ops.product import Operator, build
-from kernelgen.ops.radial_convolution import FusedRadial, radial_product
-from kernelgen.ops.symmetric_contraction import build_contraction
-from kernelgen.problem.harmonics import VectorProblem
+from autotune.workload.workload import Tensors
 from kernelgen.runtime.graph import EdgeOrder, edge_order
 from kernelgen.runtime.known_graphs import KnownGraphs
 
-Run = Callable[[], dict[str, Tensor]]
 # What is done once for a new graph, given senders and receivers with edges in any order.
 GraphOrder = Callable[[Tensor, Tensor], Any]
 ORDER_SAMPLES = 10
 # Number of NaN elements around every operand of a trial; keeps rows of any dtype and vector width aligned.
 MARGIN = 4096
-
-
-class Runs(ABC):
-    """Runs the kernels of ``operations``. An *operator* is the object that runs the kernels of a problem."""
-
-    operations: ClassVar[tuple[str, ...]]
-
-    @abstractmethod
-    def tensors(self, workload: Workload, device: Any) -> Tensors:
-        """Make operands, cotangent and tangents."""
-
-    @abstractmethod
-    def reference(self, workload: Workload, device: Any, tensors: Tensors) -> Reference:
-        """The float64 values of e3nn that outputs are compared with."""
-
-    @abstractmethod
-    def build(self, workload: Workload, schedules: Mapping[str, Knobs], device: str) -> Any:
-        """The operator with these schedules by direction; other directions use the default."""
-
-    @abstractmethod
-    def specs(self, operator: Any, directions: Iterable[str]) -> list[Any]:
-        """Specs of the kernels that an operator uses for some directions."""
-
-    @abstractmethod
-    def call(self, workload: Workload, operator: Any, tensors: Tensors, order: EdgeOrder | None) -> Call:
-        """The operator as a differentiable function of its inputs."""
-
-    @abstractmethod
-    def run(
-        self, operator: Any, direction: str, tensors: Tensors, order: EdgeOrder | None, poison: bool = False
-    ) -> Run:
-        """A function that runs one direction with all outputs, without autograd; outputs by slot (``g`` is the value).
-
-        poison: fill outputs with NaN before the kernel runs.
-        """
 
 
 def guarded(tensors: Tensors) -> Tensors:
@@ -136,223 +70,6 @@ def order_of(tensors: Tensors) -> EdgeOrder | None:
     if tensors.receiver is None:
         return None
     return edge_order(tensors.receiver, tensors.num_nodes, is_sorted=True, sender=tensors.sender)
-
-
-# How the kernels of tensor products are run.
-
-
-class ProductRuns(Runs):
-    """Runs tensor products."""
-
-    operations = ProductKind.operations
-
-    def tensors(self, workload: Workload, device: Any) -> Tensors:
-        return make_tensors(workload, device)
-
-    def reference(self, workload: Workload, device: Any, tensors: Tensors) -> Reference:
-        return Reference(workload, device, tensors)
-
-    def build(self, workload: Workload, schedules: Mapping[str, Any], device: str) -> Any:
-        return build(
-            workload.product,
-            dict(schedules) or None,
-            operation=workload.operation,
-            dtype=getattr(torch, workload.dtype),
-            layout=workload.layout,
-            device=device,
-            deterministic=workload.deterministic,
-        )
-
-    def specs(self, operator: Any, directions: Iterable[str]) -> list[Any]:
-        return [spec for name in directions for spec in operator.specs(name)]
-
-    def call(self, workload: Workload, operator: Any, tensors: Tensors, order: EdgeOrder | None) -> Call:
-        if not workload.is_conv:
-            return operator
-        edges = (tensors.sender, tensors.receiver)
-        return lambda x, y, w: operator(x, y, w, *edges, num_out=tensors.num_nodes, order=order)
-
-    def run(
-        self, operator: Any, direction: str, tensors: Tensors, order: EdgeOrder | None, poison: bool = False
-    ) -> Run:
-        t, conv = tensors, operator.operation == "conv"
-        edges: tuple[Any, ...] = (t.sender, t.receiver, t.num_nodes, order) if conv else (None,) * 4
-        asked = DIRECTIONS[direction]
-        given: dict[str, Any] = {"outputs": asked.outputs, "poison": poison}
-        if direction == "forward":
-            return lambda: {"g": operator.run_forward(t.x, t.y, t.w, *edges, poison=poison)}
-        if not asked.tangents:
-            return lambda: operator.run_backward(t.x, t.y, t.w, t.g, *edges, **given)
-        tangents = {slot: getattr(t, "t" + slot) for slot in asked.tangents}
-        return lambda: operator.run_double_backward(t.x, t.y, t.w, t.g, tangents, *edges, **given)
-
-
-# How the kernels of spherical harmonics are run.
-
-
-class HarmonicsRuns(Runs):
-    """Runs spherical harmonics."""
-
-    operations = HarmonicsKind.operations
-
-    def tensors(self, workload: Workload, device: Any) -> Tensors:
-        return make_vectors(workload, device)
-
-    def reference(self, workload: Workload, device: Any, tensors: Tensors) -> Reference:
-        return HarmonicsReference(workload, device, tensors)
-
-    def build(self, workload: Workload, schedules: Mapping[str, Knobs], device: str) -> Any:
-        given: Any = dict(schedules)
-        return build_harmonics(workload.harmonics, given, dtype=getattr(torch, workload.dtype), device=device)
-
-    def specs(self, operator: Any, directions: Iterable[str]) -> list[Any]:
-        return [operator.spec(HARMONICS_DIRECTIONS[name]) for name in directions]
-
-    def call(self, workload: Workload, operator: Any, tensors: Tensors, order: EdgeOrder | None) -> Call:
-        return operator
-
-    def run(
-        self, operator: Any, direction: str, tensors: Tensors, order: EdgeOrder | None, poison: bool = False
-    ) -> Run:
-        v, g, t = tensors.x, tensors.g, tensors.tx
-        if direction == "forward":
-            return lambda: {"g": operator.run_forward(v, poison=poison)}
-        if direction == "backward":
-            return lambda: {"x": operator.run_backward(v, g, poison=poison)}
-        return lambda: operator.run_double_backward(v, g, t, poison=poison)
-
-
-# How convolutions of harmonics of edge vectors are run.
-
-
-class VectorsRuns(ProductRuns):
-    """Runs convolutions of harmonics of edge vectors."""
-
-    operations = VectorsKind.operations
-
-    def tensors(self, workload: Workload, device: Any) -> Tensors:
-        return make_vector_tensors(workload, device)
-
-    def reference(self, workload: Workload, device: Any, tensors: Tensors) -> Reference:
-        return VectorsReference(workload, device, tensors)
-
-    def build(self, workload: Workload, schedules: Mapping[str, Any], device: str) -> Any:
-        problem = workload.problem
-        assert isinstance(problem, VectorProblem)
-        places = {name: schedule.harmonics for name, schedule in schedules.items()}
-        kernel = (workload.dtype, workload.layout, device_facts(device))
-        return build_vectors(problem, places, *kernel, device, workload.graph_class(), workload.deterministic)
-
-    def run(
-        self, operator: Any, direction: str, tensors: Tensors, order: EdgeOrder | None, poison: bool = False
-    ) -> Run:
-        t = tensors
-        operands = (t.x, None, t.y, None, t.w, None, None if direction == "forward" else t.g, None)
-        edges = (t.sender, t.receiver, t.num_nodes, order)
-        return lambda: operator.run_on(operator.graph(t.x, t.y, *edges), DIRECTIONS[direction], operands, poison)
-
-
-# How the kernels of symmetric contractions are run.
-
-
-class ContractionRuns(Runs):
-    """Runs symmetric contractions."""
-
-    operations = ContractionKind.operations
-
-    def tensors(self, workload: Workload, device: Any) -> Tensors:
-        return make_features(workload, device)
-
-    def reference(self, workload: Workload, device: Any, tensors: Tensors) -> Reference:
-        return ContractionReference(workload, device, tensors)
-
-    def build(self, workload: Workload, schedules: Mapping[str, Knobs], device: str) -> Any:
-        given: Any = dict(schedules)
-        options: dict[str, Any] = {"dtype": getattr(torch, workload.dtype), "layout": workload.layout}
-        return build_contraction(contraction_of(workload), given, device=device, **options)
-
-    def specs(self, operator: Any, directions: Iterable[str]) -> list[Any]:
-        names = tuple(directions)
-        found = [operator.spec(CONTRACTION_DIRECTIONS[name]) for name in names]
-        if "double_backward" in names:
-            found.append(operator.spec(contraction_double_backward("x", "xw")))  # as a training step needs it
-        return found
-
-    def call(self, workload: Workload, operator: Any, tensors: Tensors, order: EdgeOrder | None) -> Call:
-        elements = tensors.sender
-        return lambda x, w: operator(x, w, elements)
-
-    def run(
-        self, operator: Any, direction: str, tensors: Tensors, order: EdgeOrder | None, poison: bool = False
-    ) -> Run:
-        asked, elements = CONTRACTION_DIRECTIONS[direction], tensors.sender
-        # w is needed for its size by all directions.
-        given = {name: getattr(tensors, name) for name in (*asked.operands, "w")}
-        return lambda: operator.run(asked, given, elements, poison=poison)
-
-
-# How convolutions that form their edge weights in registers are run.
-
-
-class RadialOperator:
-    """The kernels of a workload, and the operator of the product with weights in memory, for graphs."""
-
-    def __init__(self, fused: FusedRadial, product: Operator) -> None:
-        self.fused, self.product = fused, product
-
-    def resources(self, direction: str) -> Mapping[str, Any]:
-        """What a direction's kernel needs, as its compiler reports it."""
-        return self.fused.kernel(DIRECTIONS[direction]).resources
-
-
-class RadialRuns(Runs):
-    """Runs radial convolutions."""
-
-    operations = RadialKind.operations
-
-    def tensors(self, workload: Workload, device: Any) -> Tensors:
-        return make_radial_tensors(workload, device)
-
-    def reference(self, workload: Workload, device: Any, tensors: Tensors) -> Reference:
-        return RadialReference(workload, device, tensors)
-
-    def build(self, workload: Workload, schedules: Mapping[str, Any], device: str) -> RadialOperator:
-        problem, place = radial_problem(workload), torch.device(device)
-        fused = FusedRadial(problem.product, problem.hidden, problem.accuracy, workload.layout, place, dict(schedules))
-        kernel: dict[str, Any] = {"operation": "conv", "dtype": getattr(torch, workload.dtype)}
-        return RadialOperator(fused, build(problem.product, layout=workload.layout, device=place, **kernel))
-
-    def specs(self, operator: Any, directions: Iterable[str]) -> list[Any]:
-        return [operator.fused.spec(DIRECTIONS[name]) for name in directions]
-
-    def call(self, workload: Workload, operator: Any, tensors: Tensors, order: EdgeOrder | None) -> Call:
-        assert tensors.sender is not None and tensors.receiver is not None
-        rest = tensors.tw, tensors.sender, tensors.receiver, tensors.num_nodes, operator.product, tensors.num_edges
-        return lambda x, y, h: radial_product(x, y, h, *rest, fused=operator.fused)
-
-    def run(
-        self, operator: Any, direction: str, tensors: Tensors, order: EdgeOrder | None, poison: bool = False
-    ) -> Run:
-        t, asked = tensors, DIRECTIONS[direction]
-        given = {name: getattr(t, name) for name in ("x", "y", "w", "g", "tw")}
-        graph = operator.product.graph(t.x, t.y, t.sender, t.receiver, t.num_nodes, None)
-        return lambda: operator.fused.run(asked, given, graph, poison)
-
-
-# A new kind of kernel adds its line.
-RUNS: tuple[Runs, ...] = (
-    ProductRuns(),
-    HarmonicsRuns(),
-    VectorsRuns(),
-    ContractionRuns(),
-    RadialRuns(),
-)
-_BY_OPERATION = {operation: runs for runs in RUNS for operation in runs.operations}
-
-
-def runs_of(operation: str) -> Runs:
-    """The :class:`Runs` of an operation."""
-    return _BY_OPERATION[operation]
 
 
 # The timed passes of a differentiable function, as inference and training run them.

@@ -17,7 +17,8 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from autotune.database.entry import what_is_wrong
-from autotune.measure.operations import guarded, order_of, runs_of
+from autotune.measure.kinds import Run, measured_kind
+from autotune.measure.operations import guarded, order_of
 from autotune.measure.references import Reference
 from autotune.measure.worker import Worker, WorkerLost
 from autotune.workload.workload import Tensors, Workload
@@ -90,33 +91,63 @@ class TrialSetting:
         return TrialSession(self)
 
 
-class TrialSession:
-    """The tensors of one workload on its device, and the float64 reference of its outputs."""
+class WorkloadSession:
+    """The tensors of one workload on its device, the float64 reference of its outputs, and kernels held to it."""
+
+    def __init__(self, workload: Workload, device: str, guards: bool = False) -> None:
+        self.workload, self.device, self.kind = workload, device, measured_kind(workload.operation)
+        tensors = self.kind.tensors(workload, device)
+        self.tensors = guarded(tensors) if guards else tensors
+        self.reference = self.kind.reference(workload, device, self.tensors)
+        self.order = order_of(self.tensors)
+
+    @property
+    def is_small(self) -> bool:
+        """Whether its graph is one of those that launches decide, not bytes."""
+        return self.tensors.num_edges <= small_graph_edges(device_facts(self.device))
+
+    def build(self, schedules: Mapping[str, Knobs]) -> Any:
+        """The operator with these schedules by direction."""
+        return self.kind.build(self.workload, schedules, self.device)
+
+    def run(self, operator: Any, direction: str) -> Run:
+        """One direction of an operator, to be timed."""
+        return self.kind.run(operator, direction, self.tensors, self.order)
+
+    def check(self, operator: Any, direction: str, certifies: bool) -> tuple[dict[str, float], dict[str, Any]]:
+        """Errors against float64 by slot, and the certificate of a direction if it is asked for."""
+
+        def run(tensors: Tensors) -> dict[str, Any]:
+            return self.kind.run(operator, direction, tensors, self.order, poison=True)()
+
+        if certifies:
+            return certify(self.workload, direction, self.tensors, self.reference, run)
+        return self.reference.check(direction, run(self.tensors)), {}
+
+
+class TrialSession(WorkloadSession):
+    """Trials of one workload; its operands lie between NaN."""
 
     def __init__(self, setting: TrialSetting) -> None:
-        self.workload, self.device = setting.workload, setting.device
-        self.runs = runs_of(self.workload.operation)
-        self.tensors = guarded(self.runs.tensors(self.workload, self.device))
-        self.reference = self.runs.reference(self.workload, self.device, self.tensors)
-        self.order = order_of(self.tensors)
+        super().__init__(setting.workload, setting.device, guards=True)
 
     def measure(self, job: TrialJob) -> Outcome:
         """Build, check and time one schedule."""
         stage = "compile"
         try:
             begin = time.perf_counter()
-            operator = self.runs.build(self.workload, {job.direction: job.schedule}, self.device)
+            operator = self.build({job.direction: job.schedule})
             resources = operator.resources(job.direction)
             compile_s = time.perf_counter() - begin
             stage = "launch"
             known = {"resources": resources, "compile_s": round(compile_s, 3)}
-            errors, certificate = self._checked(operator, job)
+            errors, certificate = self.check(operator, job.direction, job.certifies)
             if (wrong := what_is_wrong(errors, self.workload.tolerance, certificate)) is not None:
                 return Outcome("wrong", wrong, errors=finite(errors), **known)
             if job.max_seconds is None:
                 return Outcome("ok", errors=errors, certificate=certificate, **known)
             timing = self._timing(operator, job)
-            later, _ = self._checked(operator, dataclasses.replace(job, certifies=False))
+            later, _ = self.check(operator, job.direction, certifies=False)
             errors = {slot: max(error, later[slot]) for slot, error in errors.items()}
             if (wrong := what_is_wrong(later, self.workload.tolerance)) is not None:
                 return Outcome(
@@ -136,25 +167,14 @@ class TrialSession:
             free_memory(self.device)
         return Outcome(state, reason, device_lost=lost)
 
-    def _checked(self, operator: Any, job: TrialJob) -> tuple[dict[str, float], dict[str, Any]]:
-        """Errors by slot, and the certificate if the job asks for it."""
-
-        def run(tensors: Any) -> dict[str, Any]:
-            return self.runs.run(operator, job.direction, tensors, self.order, poison=True)()
-
-        if job.certifies:
-            return certify(self.workload, job.direction, self.tensors, self.reference, run)
-        return self.reference.check(job.direction, run(self.tensors)), {}
-
     def _timing(self, operator: Any, job: TrialJob) -> Timing:
         from autotune.measure.timing import HOPELESS_RATIO, time_callable
 
         assert job.max_seconds is not None
         hopeless = None if job.best_us is None else HOPELESS_RATIO * job.best_us
-        call = self.runs.run(operator, job.direction, self.tensors, self.order)
-        # Small graphs, where loading the code matters: a long kernel loads its code once.
-        small = self.tensors.num_edges <= small_graph_edges(device_facts(self.device))
-        return time_callable(call, self.device, max_seconds=job.max_seconds, cold_code=small, hopeless_us=hopeless)
+        options: dict[str, Any] = {"max_seconds": job.max_seconds, "hopeless_us": hopeless}
+        # Of small graphs, where loading the code matters: a long kernel loads its code once.
+        return time_callable(self.run(operator, job.direction), self.device, cold_code=self.is_small, **options)
 
 
 def outcome_of(timing: Timing, **known: Any) -> Outcome:

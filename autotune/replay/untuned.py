@@ -24,6 +24,7 @@ from autotune.database.predicted import TRIED, edges_for_rules, expected_group, 
 from autotune.database.store import database_path, load_table, replace_file
 from autotune.database.trials import SUFFIX
 from autotune.errors import ConfigError
+from autotune.measure.space import search_space
 from autotune.replay.fit import (
     ANY_TRIAL,
     CHOICES,
@@ -43,7 +44,6 @@ from autotune.replay.fit import (
     winner_of,
     with_compared,
 )
-from autotune.search.space import search_space
 from autotune.search.starting_points import starting_points
 from kernelgen.device import CUDA_ARCHS, DeviceFacts, representative
 from kernelgen.kernels.product.defaults import default_schedule

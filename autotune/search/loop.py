@@ -18,9 +18,9 @@ from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from typing import Any
 
+from autotune.measure.space import Space
 from autotune.measure.trial import Outcome, TrialJob, run_trial
 from autotune.measure.worker import Worker
-from autotune.search.space import Space
 from autotune.search.study import Proposal, Study
 from kernelgen.device import DeviceFacts
 from kernelgen.errors import CompileError, EquituneError

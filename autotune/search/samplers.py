@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 import filelock
 
 from autotune.errors import ConfigError, StudyError, unknown_name
-from autotune.search.space import Space
+from autotune.measure.space import Space
 from autotune.workload.toml_tables import SAMPLERS, SEEDS
 from kernelgen.kernels.knobs import Knobs
 

@@ -24,8 +24,8 @@ from typing import TYPE_CHECKING, Any, Literal, TypeVar
 from autotune.database import trials as trial_archive
 from autotune.database import trials as trial_records
 from autotune.errors import StudyError
+from autotune.measure.space import Space
 from autotune.search.samplers import KEY, RECORD, distributions, making, sqlite_file
-from autotune.search.space import Space
 from kernelgen.kernels.knobs import Knobs
 
 if TYPE_CHECKING:

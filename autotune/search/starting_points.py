@@ -12,7 +12,7 @@ from autotune.database.entry import Entry, is_alike
 from autotune.database.nearest import device_distance
 from autotune.database.predicted import by_predicted_time, is_predicted, with_other_groups
 from autotune.database.store import database_dirs, device_files, load_table
-from autotune.search.space import Space
+from autotune.measure.space import Space
 from autotune.workload.workload import GraphClass
 from kernelgen.device import DeviceFacts
 from kernelgen.kernels.knobs import Knobs

@@ -24,10 +24,10 @@ from typing import TYPE_CHECKING, Any
 from autotune.database import trials as trial_records
 from autotune.database.trials import FAULTS, note_fault, quarantined
 from autotune.errors import StudyError
+from autotune.measure.space import Space
 from autotune.measure.trial import Outcome
 from autotune.search.samplers import KEY, RUNS, add_missing, known_trial, make_sampler, open_optuna, optuna_name
 from autotune.search.shared import COMPARISON, COPY, Sharing, open_claims
-from autotune.search.space import Space
 from autotune.search.starting_points import untried_forms
 from autotune.workload.workload import Workload
 from kernelgen.errors import ScheduleError

@@ -29,11 +29,12 @@ from autotune.database.lookup import find_schedule
 from autotune.database.maintenance import driver_version
 from autotune.database.store import Database, database_path, device_record
 from autotune.database.trials import quarantine_path
+from autotune.measure.kinds import space_of
+from autotune.measure.space import Space
 from autotune.measure.trial import TrialSetting
 from autotune.measure.worker import Worker, names_of, on_each
 from autotune.search.loop import SAMPLING_S, CompilersAhead, Measurer, compile_ahead, search
 from autotune.search.samplers import choose_sampler, proposals_ahead
-from autotune.search.space import Space, space_of
 from autotune.search.starting_points import (
     KIN,
     KIN_STARTS,

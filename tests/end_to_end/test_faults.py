@@ -16,10 +16,11 @@ from autotune.database import trials as trial_records
 from autotune.database.lookup import find_schedule
 from autotune.database.trials import FAULTS, quarantine_path, quarantined
 from autotune.errors import TuningMissError
+from autotune.measure.kinds import space_of
+from autotune.measure.space import Space
 from autotune.measure.worker import Worker
 from autotune.search import loop as trial_steps
 from autotune.search.loop import search
-from autotune.search.space import Space, space_of
 from autotune.search.study import Study
 from autotune.workload.config import load_graphs
 from autotune.workload.workload import Workload

@@ -19,7 +19,7 @@ from tiny_config import CONFIG
 
 from autotune.database import trials as trial_records
 from autotune.database.store import read_table
-from autotune.search.space import space_of
+from autotune.measure.kinds import space_of
 from autotune.search.study import Study, study_name
 from autotune.workload.config import load_config
 from kernelgen.device import device_facts

@@ -26,9 +26,9 @@ from autotune.compare.comparison_worker import ComparisonSession, ComparisonSett
 from autotune.database import trials as trial_records
 from autotune.database.store import Database
 from autotune.errors import PeerError
+from autotune.measure.space import search_space
 from autotune.measure.trial import Outcome
 from autotune.measure.worker import Worker
-from autotune.search.space import search_space
 from autotune.search.starting_points import starting_points
 from autotune.tune.run import TimeBudget, open_study, tune
 from autotune.tune.settings import PATIENCE, resolve

@@ -19,11 +19,10 @@ from autotune.compare.peers.peer import Peer
 from autotune.database.store import Database, database_path
 from autotune.errors import PeerError, WorkerError
 from autotune.measure import reference_contraction as contraction_reference
-from autotune.measure.operations import runs_of
+from autotune.measure.kinds import measured_kind, space_of
 from autotune.measure.trial import TrialJob, TrialSetting, equivariance_error
 from autotune.report import write_reports
 from autotune.search.loop import compile_ahead
-from autotune.search.space import space_of
 from autotune.tune.publish import workload_of
 from autotune.tune.run import tune
 from autotune.workload.config import find_problem, load_all, load_config
@@ -136,11 +135,11 @@ def test_compulsory_bytes() -> None:
 @pytest.mark.parametrize("dtype", ["float32", "float64"])
 def test_every_output_is_held_to_the_reference(dtype: str, layout: str) -> None:
     work, tolerance = workload(dtype=dtype, layout=layout), {"float32": 1e-6, "float64": 1e-13}[dtype]
-    runs = runs_of(work.operation)
-    tensors = runs.tensors(work, "cpu")
-    reference, operator = runs.reference(work, "cpu", tensors), runs.build(work, {}, "cpu")
+    kind = measured_kind(work.operation)
+    tensors = kind.tensors(work, "cpu")
+    reference, operator = kind.reference(work, "cpu", tensors), kind.build(work, {}, "cpu")
     for name, direction in CONTRACTION_DIRECTIONS.items():
-        outputs = runs.run(operator, name, tensors, None, poison=True)()
+        outputs = kind.run(operator, name, tensors, None, poison=True)()
         errors = reference.check(name, outputs)
         assert list(errors) == list(direction.outputs) and max(errors.values()) < tolerance
         for slot, output in outputs.items():
@@ -151,7 +150,7 @@ def test_every_output_is_held_to_the_reference(dtype: str, layout: str) -> None:
             wrong[last] = torch.nan
             assert reference.check(name, {slot: wrong})[slot] == math.inf
         if dtype == "float64":
-            error = equivariance_error(work, tensors, lambda t, name=name: runs.run(operator, name, t, None)())
+            error = equivariance_error(work, tensors, lambda t, name=name: kind.run(operator, name, t, None)())
             assert error < 1e-12
 
 
@@ -160,11 +159,11 @@ def test_the_reference_spans_what_the_basis_spans(problem: str) -> None:
     """Odd parities, degrees without polynomials, and an output that nothing reaches."""
     inside, out, correlation = problem.split("|")
     work = workload(ContractionProblem(inside, out, int(correlation), 3))
-    runs = runs_of("contraction")
-    tensors = runs.tensors(work, "cpu")
-    reference, operator = runs.reference(work, "cpu", tensors), runs.build(work, {}, "cpu")
+    kind = measured_kind("contraction")
+    tensors = kind.tensors(work, "cpu")
+    reference, operator = kind.reference(work, "cpu", tensors), kind.build(work, {}, "cpu")
     for name in CONTRACTION_DIRECTIONS:
-        errors = reference.check(name, runs.run(operator, name, tensors, None, poison=True)())
+        errors = reference.check(name, kind.run(operator, name, tensors, None, poison=True)())
         assert max(errors.values(), default=0.0) < 1e-12
 
 
@@ -191,8 +190,8 @@ def test_cuda_kernels_compile(direction: str) -> None:
 
 
 def test_kernels_of_a_training_step_are_compiled_ahead() -> None:
-    runs, work = runs_of("contraction"), workload()
-    specs = runs.specs(runs.build(work, {}, "cpu"), iter(("forward", "double_backward")))
+    kind, work = measured_kind("contraction"), workload()
+    specs = kind.specs(kind.build(work, {}, "cpu"), iter(("forward", "double_backward")))
     assert [spec.direction.text for spec in specs] == [
         *("contraction forward:->g", "contraction double_backward:x->xwg", "contraction double_backward:x->xw")
     ]

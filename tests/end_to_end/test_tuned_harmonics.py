@@ -17,7 +17,7 @@ from autotune.database.entry import Entry
 from autotune.database.lookup import find_schedule
 from autotune.database.store import Database, database_path
 from autotune.errors import ConfigError, DatabaseError, TuningMissError
-from autotune.measure.operations import HarmonicsRuns, runs_of
+from autotune.measure.kinds import MeasuredHarmonics, measured_kind, space_of
 from autotune.measure.trial import TrialJob, TrialSetting
 from autotune.models.accelerate import accelerate
 from autotune.modules import harmonics
@@ -25,7 +25,6 @@ from autotune.modules.harmonics import SphericalHarmonics, spherical_harmonics
 from autotune.replay.samplers import record
 from autotune.report import summary_table, write_reports
 from autotune.search.loop import compile_ahead
-from autotune.search.space import space_of
 from autotune.search.study import study_name
 from autotune.tune.run import tune
 from autotune.workload.config import load_all, load_config, load_problems
@@ -180,11 +179,11 @@ def test_cuda_kernels_compile(direction: str) -> None:
 @pytest.mark.parametrize("dtype", ["float32", "float64"])
 def test_every_output_is_held_to_e3nn(dtype: str, normalize: bool) -> None:
     work = workload(HarmonicsProblem((0, 1, 4, 1), "norm", normalize), dtype)
-    runs, tolerance = runs_of(work.operation), {"float32": 1e-6, "float64": 1e-14}[dtype]
-    tensors = runs.tensors(work, "cpu")
-    reference, operator = runs.reference(work, "cpu", tensors), runs.build(work, {}, "cpu")
+    kind, tolerance = measured_kind(work.operation), {"float32": 1e-6, "float64": 1e-14}[dtype]
+    tensors = kind.tensors(work, "cpu")
+    reference, operator = kind.reference(work, "cpu", tensors), kind.build(work, {}, "cpu")
     for name, direction in HARMONICS_DIRECTIONS.items():
-        outputs = runs.run(operator, name, tensors, None, poison=True)()
+        outputs = kind.run(operator, name, tensors, None, poison=True)()
         errors = reference.check(name, outputs)
         assert list(errors) == list(direction.outputs) and max(errors.values()) < tolerance
         for slot, output in outputs.items():
@@ -200,13 +199,13 @@ def test_a_trial_is_checked_and_timed(monkeypatch: pytest.MonkeyPatch) -> None:
     job = TrialJob("double_backward", HarmonicsHostSchedule(block_size=16), max_seconds=0.01)
     outcome = session.measure(job)
     assert outcome.ok and outcome.time_us and set(outcome.errors) == {"x", "g"}, outcome.reason
-    run = HarmonicsRuns.run
+    run = MeasuredHarmonics.run
 
     def unwritten(self: Any, operator: Any, *arguments: Any, **options: Any) -> Any:
         operator._run = lambda *_: None
         return run(self, operator, *arguments, **options)
 
-    monkeypatch.setattr(HarmonicsRuns, "run", unwritten)
+    monkeypatch.setattr(MeasuredHarmonics, "run", unwritten)
     assert session.measure(job).state == "wrong", "outputs that no kernel wrote are full of NaN"
     too_many = HarmonicsHostSchedule(threads=256)
     assert session.measure(TrialJob("forward", too_many)).state == "illegal"

@@ -15,10 +15,9 @@ from autotune.compare.peers import peers_for
 from autotune.database import store as database
 from autotune.database.lookup import directions_inside, find_schedule
 from autotune.errors import ConfigError, TuningMissError
-from autotune.measure.operations import runs_of
+from autotune.measure.kinds import measured_kind, space_of
 from autotune.measure.trial import TrialJob, TrialSetting
 from autotune.modules.harmonics import SphericalHarmonics, SphericalHarmonicsConv
-from autotune.search.space import space_of
 from autotune.workload.config import load_all, load_config
 from autotune.workload.graphs import GraphSpec, Points
 from autotune.workload.kinds.edge_vectors import VectorsKind, product_schedule
@@ -103,7 +102,7 @@ def test_all_ways_are_checked_and_timed(direction: str, harmonics: str, shipped:
     work, schedule = workload(dtype="float64"), VectorHostSchedule(harmonics)
     space = space_of(work, direction, FACTS)
     assert space.size == 3 and space.broken_limit(schedule) is None
-    built = runs_of(work.operation).build(work, {direction: schedule}, "cpu")
+    built = measured_kind(work.operation).build(work, {direction: schedule}, "cpu")
     assert (direction in built.inside) is (harmonics == "inside")
     assert built.product.schedules[direction].fuse is (harmonics != "unfused")
     outcome = TrialSetting(work, "cpu").open().measure(TrialJob(direction, schedule, max_seconds=0.01))

@@ -32,9 +32,9 @@ from autotune.compare.comparison import run_comparison
 from autotune.compare.comparison_worker import ComparisonSetting
 from autotune.database.maintenance import now_text, software_versions
 from autotune.database.store import Database, database_path
+from autotune.measure.kinds import space_of
 from autotune.measure.worker import Worker
 from autotune.modules.convolution import TensorProductConv
-from autotune.search.space import space_of
 from autotune.tune.run import WorkerPairs
 from autotune.workload.config import load_config, problems_from
 from autotune.workload.workload import Workload, make_tensors

@@ -91,7 +91,7 @@ class FaultySetting(TrialSetting):
             return right_load(kernel)
 
         def timing(session: TrialSession, operator: Any, job: TrialJob) -> Timing:
-            session.runs.run(operator, job.direction, session.tensors, session.order)()
+            session.run(operator, job.direction)()
             return timing_of([cost_us(job.schedule)] * 10)
 
         launch.emit, launch.Kernel._load = emit, load  # type: ignore[method-assign]

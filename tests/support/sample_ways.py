@@ -19,7 +19,8 @@ from typing import Any, NamedTuple
 import torch
 from graph_choice import module, workloads
 
-from autotune.measure.operations import AutogradPasses, guarded, order_of, runs_of
+from autotune.measure.kinds import measured_kind
+from autotune.measure.operations import AutogradPasses, guarded, order_of
 from autotune.measure.timing import Sampler
 from autotune.text import geometric_mean
 from autotune.workload.workload import Workload
@@ -52,16 +53,16 @@ WAYS = {
 
 def calls_of(workload: Workload, direction: str, device: str) -> dict[tuple[bool, bool], Callable[[], object]]:
     """By whether tensors lie between NaN, and whether autograd is asked."""
-    runs, found = runs_of(workload.operation), {}
+    kind, found = measured_kind(workload.operation), {}
     told = module(workload.product, workload.layout, workload.graph_class().text).tuning
-    plain = runs.tensors(workload, device)
+    plain = kind.tensors(workload, device)
     for between_nan in (True, False):
-        tensors = guarded(runs.tensors(workload, device)) if between_nan else plain
-        operator = runs.build(workload, {name: told[name].schedule for name in DIRECTIONS}, device)
+        tensors = guarded(kind.tensors(workload, device)) if between_nan else plain
+        operator = kind.build(workload, {name: told[name].schedule for name in DIRECTIONS}, device)
         order = order_of(tensors)
-        found[between_nan, False] = runs.run(operator, direction, tensors, order)
+        found[between_nan, False] = kind.run(operator, direction, tensors, order)
         if not between_nan:
-            passes = AutogradPasses(runs.call(workload, operator, tensors, order), tensors)
+            passes = AutogradPasses(kind.call(workload, operator, tensors, order), tensors)
             found[False, True] = getattr(passes, direction)
     return found
 

@@ -9,9 +9,9 @@ from pathlib import Path
 import pytest
 
 from autotune.database import trials as trial_records
+from autotune.measure.space import Space
 from autotune.measure.trial import Outcome
 from autotune.search.loop import Compiled, search
-from autotune.search.space import Space
 from autotune.search.study import Study
 from kernelgen.device import DeviceFacts
 from kernelgen.kernels.product.schedule import HostSchedule, Schedule

@@ -15,7 +15,8 @@ from typing import Any
 import torch
 
 from autotune.errors import PeerError
-from autotune.measure.operations import AutogradPasses, Call, GraphOrder, runs_of
+from autotune.measure.kinds import measured_kind
+from autotune.measure.operations import AutogradPasses, Call, GraphOrder
 from autotune.measure.references import Reference
 from autotune.workload.kinds.tensor_product import ProductKind
 from autotune.workload.workload import Tensors, Workload, relayout
@@ -55,11 +56,11 @@ class Task:
 
     @functools.cached_property
     def tensors(self) -> Tensors:
-        return self.given_tensors or runs_of(self.workload.operation).tensors(self.workload, self.device)
+        return self.given_tensors or measured_kind(self.workload.operation).tensors(self.workload, self.device)
 
     @functools.cached_property
     def reference(self) -> Reference:
-        return self.given_reference or runs_of(self.workload.operation).reference(
+        return self.given_reference or measured_kind(self.workload.operation).reference(
             self.workload, self.device, self.tensors
         )
 

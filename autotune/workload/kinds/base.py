@@ -1,8 +1,7 @@
 """Interface of a kind of kernel (products, harmonics, both in one, contractions), to choose and store schedules.
 
 Each operation (``conv``, ``plain``, ``harmonics``, ``vectors``, ``radial``, ``contraction``) has one
-:class:`KernelKind`. How kernels run is in :mod:`autotune.measure.operations`, how they are searched in
-:mod:`autotune.search.space`: a model loads neither.
+:class:`KernelKind`. How its kernels run and are searched is in :mod:`autotune.measure.kinds`, which no model loads.
 """
 
 from __future__ import annotations

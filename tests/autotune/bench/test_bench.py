@@ -29,7 +29,7 @@ from autotune.compare.comparison_worker import Answer, ComparisonSetting
 from autotune.compare.peers.e3nn import OUT_OF_TIME
 from autotune.compare.precompile import compile_ahead, kind_of, known_failures
 from autotune.errors import ConfigError, WorkerError
-from autotune.measure.operations import runs_of
+from autotune.measure.kinds import measured_kind
 from autotune.workload.config import load_config
 from autotune.workload.kinds.registry import KINDS, kernel_kind
 from autotune.workload.workload import PASSES, Workload
@@ -201,7 +201,7 @@ def test_kernels_compiled_ahead_are_found(users_flags: None, tmp_path: Path, mon
     specs = []
     for deterministic in (False, True):
         operator = build(workload.problem, operation="conv", device="cpu", deterministic=deterministic)
-        specs.append(runs_of("conv").specs(operator, ["forward", "backward"]))
+        specs.append(measured_kind("conv").specs(operator, ["forward", "backward"]))
     assert [[spec.direction.name for spec in group] for group in specs] == [
         ["forward", "backward"],
         ["forward", "source_backward", "backward"],

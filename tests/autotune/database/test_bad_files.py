@@ -26,8 +26,8 @@ from autotune.database.maintenance import merge_file, stale_entries
 from autotune.database.store import DatabaseWarning, load_table, read_table
 from autotune.database.trials import quarantine_path
 from autotune.errors import ConfigError
+from autotune.measure.space import search_space
 from autotune.report import write_comparison, write_reports
-from autotune.search.space import search_space
 from autotune.workload.workload import GraphClass
 from kernelgen.compile import cache
 from kernelgen.files import MOST_DEPTH, parse_json

@@ -9,7 +9,7 @@ import pytest
 from database_samples import GPU, PROBLEM, entry, store
 
 from autotune.database.lookup import find_schedule
-from autotune.search.space import search_space
+from autotune.measure.space import search_space
 from autotune.search.starting_points import starting_points
 from autotune.workload.workload import GraphClass
 from kernelgen.kernels.product.schedule import CudaSchedule

@@ -16,7 +16,7 @@ from autotune.database.lookup import Tuning, find_schedule
 from autotune.database.nearest import is_legal
 from autotune.database.store import Database, DatabaseWarning, database_path, device_record, load_table
 from autotune.errors import TuningMissError
-from autotune.search.space import search_space
+from autotune.measure.space import search_space
 from autotune.search.starting_points import known_entries, starting_points
 from autotune.workload.kinds import tensor_product as product_kind
 from autotune.workload.kinds.registry import kernel_kind

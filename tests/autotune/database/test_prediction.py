@@ -25,7 +25,7 @@ from autotune.database.lookup import Finder, find_schedule
 from autotune.database.model_of_time import FEATURES, Features, Trees
 from autotune.database.predicted import TRIED, by_predicted_time, predict, shortlist
 from autotune.database.store import DatabaseWarning
-from autotune.search.space import search_space
+from autotune.measure.space import search_space
 from autotune.search.starting_points import starting_points
 from autotune.workload.config import load_problems
 from autotune.workload.kinds.registry import kernel_kind

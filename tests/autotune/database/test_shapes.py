@@ -10,7 +10,7 @@ from database_samples import HOST, PROBLEM, entry, store
 from e3nn import o3
 
 from autotune.database.lookup import Tuning, find_schedule
-from autotune.search.space import search_space
+from autotune.measure.space import search_space
 from autotune.search.starting_points import starting_points
 from autotune.workload.config import load_problems
 from autotune.workload.workload import GraphClass

@@ -19,9 +19,9 @@ from autotune.database import trials as trial_records
 from autotune.database.maintenance import merge_file, pack_trials
 from autotune.database.store import device_files, read_table
 from autotune.errors import DatabaseError
+from autotune.measure.space import search_space
 from autotune.replay.samplers import load_record
 from autotune.report.devices import device_slugs, load_device
-from autotune.search.space import search_space
 
 RESULTS = ROOT / "results"
 MOST_BYTES = 6_600_000

@@ -9,7 +9,8 @@ import pytest
 import torch
 from e3nn import o3
 
-from autotune.measure.operations import order_of, runs_of
+from autotune.measure.kinds import measured_kind
+from autotune.measure.operations import order_of
 from autotune.measure.trial import equivariance_error, random_rotation, turned
 from autotune.workload.config import load_graphs
 from autotune.workload.workload import Workload, to_ir_mul
@@ -32,12 +33,12 @@ CASES = [
 
 def error_of(operation: str, problem: Any, layout: str, direction: str, spoil: bool = False) -> float:
     workload = Workload("tiny", problem, operation, GRAPH, dtype="float64", layout=layout)
-    runs = runs_of(operation)
-    tensors = runs.tensors(workload, "cpu")
-    operator, order = runs.build(workload, {}, "cpu"), order_of(tensors)
+    kind = measured_kind(operation)
+    tensors = kind.tensors(workload, "cpu")
+    operator, order = kind.build(workload, {}, "cpu"), order_of(tensors)
 
     def run(given: Any) -> dict[str, torch.Tensor]:
-        outputs = runs.run(operator, direction, given, order)()
+        outputs = kind.run(operator, direction, given, order)()
         if spoil:
             next(iter(outputs.values()))[:, -1] *= 1.5
         return outputs

@@ -15,6 +15,8 @@ from database_samples import entry
 from autotune.cli.commands import main
 from autotune.database import trials as trial_records
 from autotune.errors import ConfigError, StudyError
+from autotune.measure.kinds import space_of
+from autotune.measure.space import Space, search_space
 from autotune.replay.samplers import (
     Record,
     _write_header,
@@ -27,7 +29,6 @@ from autotune.replay.samplers import (
     trials_to,
     write_replay,
 )
-from autotune.search.space import Space, search_space, space_of
 from autotune.workload.config import load_config, load_graphs
 from autotune.workload.workload import Restriction, Workload, restrictions_from
 from kernelgen.device import DeviceFacts, cuda_facts

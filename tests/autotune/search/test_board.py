@@ -15,12 +15,12 @@ from places import ROOT, SUPPORT
 
 from autotune.database import trials as trial_records
 from autotune.errors import StudyError
+from autotune.measure.space import Space, search_space
 from autotune.measure.trial import Outcome
 from autotune.search import shared as optuna_storage
 from autotune.search import shared as storage_access
 from autotune.search.loop import Compiled, search
 from autotune.search.shared import Locks
-from autotune.search.space import Space, search_space
 from autotune.search.study import Proposal, Study
 from kernelgen.device import DeviceFacts
 from kernelgen.problem.product import TensorProductProblem
@@ -184,7 +184,7 @@ def test_a_tuner_alone_keeps_others_out_and_they_it(space: Space, tmp_path: Path
 KILLED = """
 import os, signal, sys
 from pathlib import Path
-from autotune.search.space import search_space
+from autotune.measure.space import search_space
 from kernelgen import TensorProductProblem
 from kernelgen.device import DeviceFacts
 PROBLEM = TensorProductProblem.channelwise("4x0e+4x1o", "0e+1o", "0e+1o")

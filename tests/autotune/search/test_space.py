@@ -8,7 +8,7 @@ import math
 
 import pytest
 
-from autotune.search.space import Space, search_space
+from autotune.measure.space import Space, search_space
 from autotune.workload.config import load_problems
 from kernelgen.arithmetic.directions import DIRECTIONS
 from kernelgen.device import DeviceFacts, cuda_facts, hip_facts

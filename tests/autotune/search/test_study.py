@@ -13,10 +13,10 @@ from study_cases import CPU, PROBLEM, assert_no_repeats, cost, keys, make_study,
 
 from autotune.database import trials as trial_records
 from autotune.errors import ConfigError
+from autotune.measure.space import Space, search_space
 from autotune.measure.trial import Outcome
 from autotune.search.loop import Compiled, search
 from autotune.search.samplers import choose_sampler, make_sampler, proposals_ahead
-from autotune.search.space import Space, search_space
 from kernelgen.device import cuda_facts
 from kernelgen.errors import CompileError
 from kernelgen.kernels.product.schedule import CudaSchedule, Schedule

@@ -12,8 +12,8 @@ from study_cases import CPU, PROBLEM, assert_no_repeats, cost, make_study, ok, r
 
 from autotune.database import trials as trial_records
 from autotune.errors import StudyError
+from autotune.measure.space import Space, search_space
 from autotune.measure.trial import Outcome
-from autotune.search.space import Space, search_space
 from autotune.search.starting_points import untried_forms
 from autotune.search.study import Study
 from autotune.workload.config import load_problems

@@ -15,9 +15,9 @@ from autotune.compare.peers.peer import Task
 from autotune.database.entry import what_is_wrong
 from autotune.database.lookup import find_schedule
 from autotune.errors import ConfigError
-from autotune.measure.operations import guarded, runs_of
+from autotune.measure.kinds import measured_kind, space_of
+from autotune.measure.operations import guarded
 from autotune.modules import radial_convolution as tuned
-from autotune.search.space import space_of
 from autotune.search.starting_points import starting_points
 from autotune.workload.config import load_all
 from autotune.workload.graphs import EdgesAlone, GraphSpec, RandomNeighbours, build_graph
@@ -99,16 +99,16 @@ def test_runs_are_checked_by_their_accuracy_class(
 ) -> None:
     emulate_kernels(monkeypatch)
     given, device = workload(accuracy), "cpu"
-    runs = runs_of("radial")
-    tensors = guarded(runs.tensors(given, device))
-    reference = runs.reference(given, torch.device(device), tensors)
-    operator = runs.build(given, {}, device)
-    errors = reference.check(direction, runs.run(operator, direction, tensors, None, poison=True)())
+    kind = measured_kind("radial")
+    tensors = guarded(kind.tensors(given, device))
+    reference = kind.reference(given, torch.device(device), tensors)
+    operator = kind.build(given, {}, device)
+    errors = reference.check(direction, kind.run(operator, direction, tensors, None, poison=True)())
     assert set(errors) == ({"g"} if direction == "forward" else set("xyw"))
     assert what_is_wrong(errors, given.tolerance) is None
     assert (what_is_wrong(errors, workload("ieee").tolerance) is None) == (accuracy == "ieee")
     leaf = [tensor.clone().requires_grad_() for tensor in (tensors.x, tensors.y, tensors.w)]
-    out = runs.call(given, operator, tensors, None)(*leaf)
+    out = kind.call(given, operator, tensors, None)(*leaf)
     gradients = dict(zip("xyw", torch.autograd.grad(out, leaf, tensors.g), strict=True))
     found = {"g": out} if direction == "forward" else gradients
     assert what_is_wrong(reference.check(direction, found), given.tolerance) is None

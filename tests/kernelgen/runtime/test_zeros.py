@@ -17,7 +17,7 @@ from reference import assert_matches_e3nn, expected, make_case, relative_error
 from vector_cases import expected as of_vectors
 from vector_cases import vectors_case, without_zero_vector
 
-from autotune.search.space import search_space
+from autotune.measure.space import search_space
 from autotune.workload.config import load_problems
 from kernelgen.arithmetic.directions import DIRECTIONS, backward
 from kernelgen.compile.compiler import compile_source

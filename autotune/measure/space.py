@@ -1,8 +1,8 @@
 """The search space as data: the values that each knob may take for one kernel on one device.
 
 A :class:`Space` is an ordered mapping of knobs to sensible choices. Knobs without effect take their default value
-(:meth:`Space.canonical`), so two descriptions of one kernel become the same schedule. :func:`space_of` makes the space
-of a workload; a new kind adds its line to ``SPACES``.
+(:meth:`Space.canonical`), so two descriptions of one kernel become the same schedule. Each kind makes its own
+(``space`` in :mod:`autotune.measure.kinds`).
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ import dataclasses
 import itertools
 import math
 import random
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
@@ -21,13 +21,7 @@ from autotune.database.lookup import find_schedule
 from autotune.database.nearest import canonical_product, nearest_values
 from autotune.errors import ConfigError, unknown_name
 from autotune.workload.kinds.base import KernelKind
-from autotune.workload.kinds.edge_vectors import VectorsKind
-from autotune.workload.kinds.radial_convolution import RadialKind
 from autotune.workload.kinds.registry import kernel_kind
-from autotune.workload.kinds.spherical_harmonics import HarmonicsKind
-from autotune.workload.kinds.symmetric_contraction import ContractionKind
-from autotune.workload.kinds.tensor_product import ProductKind
-from autotune.workload.workload import Workload
 from kernelgen.arithmetic.directions import Direction
 from kernelgen.device import DeviceFacts
 from kernelgen.errors import ScheduleError
@@ -179,12 +173,6 @@ def search_space(
     return dataclasses.replace(space, probes=probes_of(space))
 
 
-def _of_product(workload: Workload, direction: str, facts: DeviceFacts) -> Space:
-    kernel = (workload.product, workload.operation, direction, workload.dtype)
-    skewed = workload.graph_class().waits_for_longest(facts)
-    return search_space(*kernel, facts, workload.layout, workload.deterministic, workload.num_edges, skewed)
-
-
 # The whole search space of one kernel of spherical harmonics on one device.
 
 
@@ -205,18 +193,6 @@ def harmonics_space(spec: Any) -> Space:
     space = HarmonicsSpace(dataclasses.replace(spec, schedule=default), MappingProxyType(knobs))
     staged = (space.schedule({"staging": staging}) for staging in knobs.get("staging", ()))
     return dataclasses.replace(space, probes=tuple(s for s in staged if s != default and not space.broken_limit(s)))
-
-
-def _of_harmonics(workload: Workload, direction: str, facts: DeviceFacts) -> Space:
-    return harmonics_space(workload.spec(direction, facts))
-
-
-# The places where harmonics of edge vectors may be formed: inside a product or apart.
-
-
-def _of_vectors(workload: Workload, direction: str, facts: DeviceFacts) -> Space:
-    spec = workload.spec(direction, facts)
-    return PlainSpace(spec, MappingProxyType({**spec.schedule.choices}))
 
 
 # The search space of one kernel of a symmetric contraction on one device.
@@ -276,10 +252,6 @@ def _probes(space: Space) -> tuple[Knobs, ...]:
     )
 
 
-def _of_contraction(workload: Workload, direction: str, facts: DeviceFacts) -> Space:
-    return contraction_space(workload.spec(direction, facts), workload.num_edges)
-
-
 # The search space of one kernel of a radial convolution on one device.
 
 # Knobs of gradients alone: a value's kernel keeps sums of a receiver in registers.
@@ -297,30 +269,13 @@ class RadialSpace(PlainSpace):
         return schedule
 
 
-def _of_radial(workload: Workload, direction: str, facts: DeviceFacts) -> Space:
-    spec = workload.spec(direction, facts)
-    spec = dataclasses.replace(spec, schedule=workload.kind.default(spec, None))
+def radial_space(spec: Any) -> Space:
     knobs = dict(spec.schedule.choices)
     knobs["path_groups"] = knobs["path_groups"][: len(spec.problem.product.paths)]
-    without: tuple[str, ...] = OF_GRADIENTS if direction == "forward" else ()
-    if facts.arch not in WITH_WGMMA:
+    without: tuple[str, ...] = OF_GRADIENTS if spec.direction.name == "forward" else ()
+    if spec.facts.arch not in WITH_WGMMA:
         without += OF_WARPGROUPS
     return RadialSpace(spec, MappingProxyType({name: knobs[name] for name in knobs if name not in without}))
-
-
-# By operation. A new kind of kernel adds its line.
-SPACES: Mapping[str, Callable[[Workload, str, DeviceFacts], Space]] = {
-    **dict.fromkeys(ProductKind.operations, _of_product),
-    **dict.fromkeys(HarmonicsKind.operations, _of_harmonics),
-    **dict.fromkeys(VectorsKind.operations, _of_vectors),
-    **dict.fromkeys(ContractionKind.operations, _of_contraction),
-    **dict.fromkeys(RadialKind.operations, _of_radial),
-}
-
-
-def space_of(workload: Workload, direction: str, facts: DeviceFacts) -> Space:
-    """The whole search space of one direction of a workload."""
-    return SPACES[workload.operation](workload, direction, facts)
 
 
 # Probes of a space: schedules that are measured once each, beside the sampler's proposals.
