@@ -1,6 +1,6 @@
 """Build hook: a wheel carries configs/, the tuned database and fitted models of results/, and compiled kernels.
 
-They lie beside the packages in the tree. ``equitune pack --suite --arch sm_90 --out packs`` makes the kernels; git
+They lie beside the packages in the tree. ``equitune pack suite --arch sm_90 --out packs`` makes the kernels; git
 keeps none, and a wheel without them works where there is a compiler.
 
 Everything else is in pyproject.toml. In an editable install nothing is copied: the package finds both in the tree.

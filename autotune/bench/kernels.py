@@ -502,7 +502,7 @@ def _first_set_up(workers: Sequence[Worker]) -> int:
     return next((place for place, connection in enumerate(connections) if connection in ready), 0)
 
 
-# ``equitune bench --older-than``: what to compare so that stored rows are measured again, all by one set of code.
+# ``equitune bench again``: what to compare so that stored rows are measured again, all by one set of code.
 
 # How many parts of a workload's key say of which kind it is.
 KIND = 4
@@ -582,7 +582,7 @@ def workload_of(rows: Iterable[Row], graphs: Mapping[str, GraphSpec]) -> Workloa
     return Workload(row["label"], *kernel, deterministic=row.get("deterministic", False))
 
 
-# ``equitune bench --orders``: time the ordering of the graphs of stored rows, without measuring the rows again.
+# ``equitune bench orders``: time the ordering of the graphs of stored rows, without measuring the rows again.
 #
 # Every comparison measures what each contender does once for a new graph. Rows from before it did lack that figure; it
 # depends on the graph and on what the schedules need alone, so it is measured here once for all rows that share both.

@@ -1,4 +1,4 @@
-"""``equitune bench --models --largest``: the largest diamond crystal that a device can take, by each contender.
+"""``equitune bench largest``: the largest diamond crystal that a device can take, by each contender.
 
 Contenders follow each other, so that each has the device to itself, in a process of its own. There the crystal is
 doubled, one direction after the other, until energies, forces and stress fail or a limit of time or atoms is reached.
@@ -173,7 +173,7 @@ def _measured(model: str, request: LargestRequest, folder: Path, say: Callable[[
 
 
 def _empty_row(model: str, request: LargestRequest) -> Row:
-    command = f"equitune bench --models --model {model} --largest"
+    command = f"equitune bench largest --model {model}"
     command += f" --dtype {request.dtype}" if request.dtype != "float32" else ""
     command += f" --most-atoms {request.most_atoms}" if request.most_atoms is not None else ""
     identity = {"model": model, "structure": STRUCTURE, "pass": PASS, "dtype": request.dtype}

@@ -1,4 +1,4 @@
-"""The main loop of ``equitune bench --models``: build every contender of a model, then time one process at a time.
+"""The main loop of ``equitune bench models``: build every contender of a model, then time one process at a time.
 
 All processes of a model (or of a few) start at once: imports, builds and compilations run in parallel. Then each waits
 idle while one of them is warmed up, timed and, on a GPU, profiled. Rows are written as soon as they are measured, and
@@ -282,7 +282,7 @@ class _Group:
     def _row(self, structure: str, which: str) -> Row:
         kept = self.plan.kept.get((structure, which), {"contenders": {}})
         sizes = self.ask(REFERENCE, ModelSession.sizes, structure)
-        command = f"equitune bench --models --model {self.plan.model} --structure {structure}"
+        command = f"equitune bench models --model {self.plan.model} --structure {structure}"
         return {
             "model": self.plan.model,
             **self.plan.depends,

@@ -1,15 +1,20 @@
-"""``equitune bench``: time default, tuned and peers in one run, and export the rows."""
+"""``equitune bench``: the ``kernels`` of a config, whole ``models`` and the ``largest`` crystals, each beside peers.
+
+Of stored rows of kernels ``again`` measures old ones, and ``orders`` adds the time of ordering their graphs.
+"""
 
 from __future__ import annotations
 
 import functools
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from autotune.cli.groups import Group
 from autotune.cli.options import (
+    CONFIG_HELP,
     MEASURING,
     OUTPUT,
     Device,
@@ -19,90 +24,87 @@ from autotune.cli.options import (
     examples,
     export_file,
     peers_named,
+    resolve_device,
     results_folder,
     write_pages,
 )
 from autotune.errors import ConfigError, unknown_name
 
-WHOLE = "Whole models"
-EXAMPLES = examples(
-    "equitune bench configs/mace-mp-medium.toml --export-markdown bench.md",
-    "equitune bench --suite --devices all",
-    "equitune bench --models --model mace-mp-0-medium --structure water",
-    "equitune bench --models --model mace-mp-0-medium --largest",
+if TYPE_CHECKING:
+    from datetime import datetime
+
+    from autotune.bench.rows import Row
+
+# Sampling of the suite, and of rows that are measured again, which are hundreds; of any other config.
+SHORT_S, LONG_S = 0.3, 2.0
+
+
+class BenchGroup(Group):
+    usual = "kernels"
+    old = {
+        "--models --largest": "largest",
+        "--models": "models",
+        "--orders": "orders",
+        "--older-than": "again",
+        "--suite": "suite",
+    }
+
+
+app = typer.Typer(
+    cls=BenchGroup,
+    help="Time Equitune beside its peers. With a CONFIG: the kernels of its workloads, as `equitune bench kernels`.",
+    subcommand_metavar="CONFIG | COMMAND [ARGS]...",
 )
 
+Devices = Annotated[
+    str | None, typer.Option(help="Split the problems over several devices: all, 0,1 or cpu,cpu (to try it).")
+]
+PeerNames = Annotated[str, typer.Option(help="all, none, or names: e3nn,cuequivariance.", rich_help_panel=MEASURING)]
+NoPeers = Annotated[bool, typer.Option("--no-peers", help="The same as --peers none.", rich_help_panel=MEASURING)]
+Seconds = Annotated[
+    float | None,
+    typer.Option(
+        help="Sampling time of each contender in each pass. Default: 2, of many rows 0.3.", rich_help_panel=MEASURING
+    ),
+]
+Fresh = Annotated[bool, typer.Option("--fresh", help="Measure every row again.", rich_help_panel=MEASURING)]
+Verbose = Annotated[bool, typer.Option("--verbose", help="Print every step, with the time.", rich_help_panel=OUTPUT)]
+Markdown = Annotated[
+    Path | None,
+    typer.Option("--export-markdown", metavar="FILE", help="Write the table as Markdown.", rich_help_panel=OUTPUT),
+]
+Record = Annotated[
+    Path | None,
+    typer.Option(
+        "--export-json", metavar="FILE", help="Write the rows as JSON, raw samples included.", rich_help_panel=OUTPUT
+    ),
+]
+Model = Annotated[
+    list[str] | None,
+    typer.Option(help="A name, a file, or module:function. Repeat it for several. Default: all that are installed."),
+]
+Contender = Annotated[
+    list[str] | None, typer.Option(help="stock, equitune, cuequivariance ... Repeat it for several. Default: all.")
+]
+Dtype = Annotated[str, typer.Option(help="float32 or float64.")]
 
-def bench(
-    config: Annotated[
-        str | None, typer.Argument(metavar="CONFIG", help="A TOML file, or the name of one in configs/.")
-    ] = None,
-    suite: Annotated[bool, typer.Option("--suite", help="Run configs/suite.toml.")] = False,
-    models: Annotated[
-        bool, typer.Option("--models", help="Time whole models of configs/model-rows.toml, weights random.")
-    ] = False,
-    orders: Annotated[
-        bool, typer.Option("--orders", help="Add the time of ordering a new graph to stored rows that lack it.")
-    ] = False,
-    model: Annotated[
-        list[str] | None, typer.Option(help="With --models: a name, a file, or module:function.", rich_help_panel=WHOLE)
-    ] = None,
-    structure: Annotated[
-        list[str] | None,
-        typer.Option(help="With --models: a name of configs/graphs.toml, or a file.", rich_help_panel=WHOLE),
-    ] = None,
-    contender: Annotated[
-        list[str] | None, typer.Option(help="With --models: stock, equitune, cuequivariance ...", rich_help_panel=WHOLE)
-    ] = None,
-    passes: Annotated[
-        list[str] | None, typer.Option("--pass", help="With --models: energy_forces, training.", rich_help_panel=WHOLE)
-    ] = None,
-    dtype: Annotated[str, typer.Option(help="With --models: float32 or float64.", rich_help_panel=WHOLE)] = "float32",
-    together: Annotated[
-        int, typer.Option(help="With --models: build so many models at a time.", rich_help_panel=WHOLE)
-    ] = 1,
-    largest: Annotated[
-        bool,
-        typer.Option("--largest", help="With --models: the largest diamond crystal that fits.", rich_help_panel=WHOLE),
-    ] = False,
-    most_atoms: Annotated[
-        int | None,
-        typer.Option(help="With --largest: no more atoms than that; a CPU needs it.", rich_help_panel=WHOLE),
-    ] = None,
-    older_than: Annotated[
-        str | None,
-        typer.Option(
-            metavar="DATE", help="Measure stored rows from before that again, such as 2026-11-26T08:30 (UTC)."
-        ),
-    ] = None,
+
+@app.command(
+    epilog=examples(
+        "equitune bench configs/mace-mp-medium.toml --export-markdown bench.md", "equitune bench suite --devices all"
+    )
+)
+def kernels(
+    config: Annotated[str, typer.Argument(metavar="CONFIG", help=CONFIG_HELP)],
     device: Device = None,
-    devices: Annotated[
-        str | None, typer.Option(help="Split the problems over several devices: all, 0,1 or cpu,cpu (to try it).")
-    ] = None,
-    peers: Annotated[
-        str, typer.Option(help="all, none, or names: e3nn,cuequivariance.", rich_help_panel=MEASURING)
-    ] = "all",
-    no_peers: Annotated[
-        bool, typer.Option("--no-peers", help="The same as --peers none.", rich_help_panel=MEASURING)
-    ] = False,
-    seconds: Annotated[
-        float | None,
-        typer.Option(
-            help="Sampling time of each contender in each pass. Default: 2 with a CONFIG, else 0.3.",
-            rich_help_panel=MEASURING,
-        ),
-    ] = None,
-    fresh: Annotated[bool, typer.Option("--fresh", help="Measure every row again.", rich_help_panel=MEASURING)] = False,
-    verbose: Annotated[
-        bool, typer.Option("--verbose", help="Print every step, with the time.", rich_help_panel=OUTPUT)
-    ] = False,
-    export_markdown: Annotated[
-        Path | None, typer.Option(metavar="FILE", help="Write the table as Markdown.", rich_help_panel=OUTPUT)
-    ] = None,
-    export_json: Annotated[
-        Path | None,
-        typer.Option(metavar="FILE", help="Write the rows as JSON, raw samples included.", rich_help_panel=OUTPUT),
-    ] = None,
+    devices: Devices = None,
+    peers: PeerNames = "all",
+    no_peers: NoPeers = False,
+    seconds: Seconds = None,
+    fresh: Fresh = False,
+    verbose: Verbose = False,
+    export_markdown: Markdown = None,
+    export_json: Record = None,
     results: Results = None,
     reports: Reports = None,
 ) -> None:
@@ -110,79 +112,75 @@ def bench(
 
     An interrupted run continues where it ended. Rows are measured again if generator, schedules or software changed.
     """
-    from autotune.errors import ConfigError
     from autotune.workload.toml_tables import config_path
 
-    if models:
-        if config is not None or suite or orders or older_than:
-            raise ConfigError(
-                "--models takes neither a CONFIG nor --suite nor --orders nor --older-than; name models with --model"
-            )
+    config_path(config)
+    chosen = () if no_peers else peers_named(peers)
+    seconds_each = (SHORT_S if config == "suite" else LONG_S) if seconds is None else seconds
+    exports = (export_markdown, export_json)
+    _compare(config, device, devices, chosen, seconds_each, fresh, verbose, exports, results, reports)
 
-        common: dict[str, Any] = {"device": devices_given(device, devices)[0], "dtype": dtype, "fresh": fresh}
-        common["folder"] = results_folder(results)
-        if largest:
-            others = {"--structure": structure, "--pass": passes, "--together": together > 1}
-            unused = [name for name, given in (others | {"--seconds": seconds is not None}).items() if given]
-            largest_of_whole_models(model or [], contender or [], unused=unused, most_atoms=most_atoms, **common)
-            return
-        if most_atoms is not None:
-            raise ConfigError("--most-atoms belongs to --largest; add it")
-        selected = (model or [], structure or [], contender or [], passes or [])
-        bench_whole_models(*selected, seconds=seconds, together=together, **common)
-        return
-    if model or structure or contender or passes or largest or most_atoms is not None:
-        names = "--model, --structure, --contender, --pass, --largest and --most-atoms"
-        raise ConfigError(f"{names} belong to --models; add it")
-    if orders:
-        if config is not None or suite or older_than:
-            raise ConfigError(
-                "--orders takes neither a CONFIG nor --suite nor --older-than; it works on all stored rows"
-            )
-        from autotune.bench.kernels import add_orders
-        from kernelgen.device import device_facts
 
-        place, folder = devices_given(device, devices)[0], results_folder(results)
-        add_orders(place, folder, print)
-        write_pages(folder, reports, device_facts(place).slug)
-        return
-    if (given := sum((config is not None, suite, older_than is not None))) != 1:
-        raise ConfigError(
-            "a CONFIG, --suite and --older-than exclude each other; leave out all but one"
-            if given
-            else "no CONFIG is given; name one, or type --suite"
-        )
-    if config is not None:
-        config_path(config)
+@app.command(epilog=examples("equitune bench again 2026-11-26"))
+def again(
+    before: Annotated[
+        str, typer.Argument(metavar="DATE", help="Such as 2026-11-26 or 2026-11-26T08:30, in UTC.", show_default=False)
+    ],
+    device: Device = None,
+    devices: Devices = None,
+    peers: PeerNames = "all",
+    no_peers: NoPeers = False,
+    seconds: Seconds = None,
+    verbose: Verbose = False,
+    export_markdown: Markdown = None,
+    export_json: Record = None,
+    results: Results = None,
+    reports: Reports = None,
+) -> None:
+    """Measure all stored rows from before a date again, by one set of code."""
+    from autotune.bench.kernels import parse_date
+
+    chosen = () if no_peers else peers_named(peers)
+    seconds_each, exports = SHORT_S if seconds is None else seconds, (export_markdown, export_json)
+    _compare(parse_date(before), device, devices, chosen, seconds_each, True, verbose, exports, results, reports)
+
+
+def _compare(
+    what: str | datetime,
+    device: str | None,
+    devices: str | None,
+    peers: tuple[str, ...] | None,
+    seconds_each: float,
+    fresh: bool,
+    verbose: bool,
+    exports: tuple[Path | None, Path | None],
+    results: Path | None,
+    reports: Path | None,
+) -> None:
+    """Compare what a config says, or stored rows from before a date; export the rows, and write the device's page."""
     # Mistakes until here are answered without torch.
     from rich.console import Console
 
-    from autotune.bench.kernels import bench as run_bench
-    from autotune.bench.kernels import parse_date
-    from autotune.bench.rows import Row, markdown_text, record_text
+    from autotune.bench.kernels import bench
+    from autotune.bench.rows import markdown_text, record_text
     from autotune.workload.config import load_config
     from kernelgen.device import device_facts
 
-    before = None if older_than is None else parse_date(older_than)
-    if seconds is not None and not seconds >= 0:
-        raise ConfigError(f"--seconds is {seconds}; expected zero or more")
-    exports = [
-        export_file(*given) for given in (("--export-markdown", export_markdown), ("--export-json", export_json))
-    ]
-    chosen = devices_given(device, devices)
+    if not seconds_each >= 0:
+        raise ConfigError(f"--seconds is {seconds_each}; expected zero or more")
+    for option, path in zip(("--export-markdown", "--export-json"), exports, strict=True):
+        export_file(option, path)
+    chosen, folder = devices_given(device, devices), results_folder(results)
     facts = device_facts(chosen[0])
-    folder = results_folder(results)
-    rows = run_bench(
-        before or load_config(config or "suite", facts.backend),
-        chosen[0],
-        folder,
-        devices=chosen,
-        peers=() if no_peers else peers_named(peers),
-        seconds_each=(2.0 if config else 0.3) if seconds is None else seconds,
-        fresh=fresh,
-        console=Console(),
-        verbose=verbose,
-    )
+    loaded = load_config(what, facts.backend) if isinstance(what, str) else what
+    options: dict[str, Any] = {
+        "peers": peers,
+        "seconds_each": seconds_each,
+        "fresh": fresh,
+        "verbose": verbose,
+        "devices": chosen,
+    }
+    rows = bench(loaded, chosen[0], folder, console=Console(), **options)
     texts: tuple[Callable[[list[Row]], str], ...] = (markdown_text, functools.partial(record_text, facts))
     for path, text in zip(exports, texts, strict=True):
         if path is not None:
@@ -191,75 +189,88 @@ def bench(
     write_pages(folder, reports, facts.slug)
 
 
-# ``equitune bench --models``: whole models by stock, by the packages' own fast paths, and by Equitune.
-#
-# The record is ``results/models/DEVICE.json``.
+@app.command()
+def orders(device: Device = None, results: Results = None, reports: Reports = None) -> None:
+    """Add the time of ordering a new graph to stored rows that lack it."""
+    from autotune.bench.kernels import add_orders
+    from kernelgen.device import device_facts
+
+    place, folder = resolve_device(device), results_folder(results)
+    add_orders(place, folder, print)
+    write_pages(folder, reports, device_facts(place).slug)
 
 
-def bench_whole_models(
-    models: Sequence[str],
-    structures: Sequence[str],
-    contenders: Sequence[str],
-    passes: Sequence[str],
-    *,
-    device: str,
-    dtype: str,
-    seconds: float | None,
-    together: int,
-    fresh: bool,
-    folder: Path,
+@app.command(epilog=examples("equitune bench models --model mace-mp-0-medium --structure water"))
+def models(
+    model: Model = None,
+    structure: Annotated[
+        list[str] | None,
+        typer.Option(help="A name of configs/graphs.toml, or a file. Repeat it for several."),
+    ] = None,
+    contender: Contender = None,
+    passes: Annotated[list[str] | None, typer.Option("--pass", help="energy_forces, training. Default: both.")] = None,
+    dtype: Dtype = "float32",
+    together: Annotated[int, typer.Option(help="Build so many models at a time: faster, with more memory.")] = 1,
+    device: Device = None,
+    seconds: Annotated[
+        float | None, typer.Option(help="Sampling time of each contender in each row.", rich_help_panel=MEASURING)
+    ] = None,
+    fresh: Fresh = False,
+    results: Results = None,
 ) -> None:
-    """Time steps, and print them."""
+    """Time steps of whole models (configs/model-rows.toml, weights random) by every path that is installed.
+
+    Stock, the packages' own fast paths and Equitune. The record is results/models/DEVICE.json.
+    """
     from autotune.bench.model_rows import table_lines
     from autotune.bench.session import PASSES, Effort
     from autotune.bench.whole_models import Request, bench_models
 
-    for name in passes:
+    for name in passes or ():
         if name not in PASSES:
             raise ConfigError(unknown_name("pass", name, PASSES))
     _require_dtype(dtype)
     if together < 1:
         raise ConfigError(f"--together is {together}; expected a positive number of models")
-    effort = Effort() if seconds is None else Effort(seconds=seconds / 2, warm_up_s=2 * seconds)
     request = Request(
-        tuple(models),
-        tuple(structures),
-        tuple(contenders),
-        tuple(name for name in PASSES if name in passes or not passes),
-        device,
-        dtype,
-        effort,
-        fresh,
-        together,
+        tuple(model or ()),
+        tuple(structure or ()),
+        tuple(contender or ()),
+        passes=tuple(name for name in PASSES if not passes or name in passes),
+        device=resolve_device(device),
+        dtype=dtype,
+        effort=Effort() if seconds is None else Effort(seconds=seconds / 2, warm_up_s=2 * seconds),
+        fresh=fresh,
+        together=together,
     )
+    folder = results_folder(results)
     rows = bench_models(request, folder, _say)
-    _conclude("times a step; ratios to Equitune's: above 1 it is faster", table_lines(rows), folder, device)
+    _conclude("times a step; ratios to Equitune's: above 1 it is faster", table_lines(rows), folder, request.device)
 
 
-def largest_of_whole_models(
-    models: Sequence[str],
-    contenders: Sequence[str],
-    *,
-    unused: Sequence[str],
-    device: str,
-    dtype: str,
-    fresh: bool,
-    most_atoms: int | None,
-    folder: Path,
+@app.command(epilog=examples("equitune bench largest --model mace-mp-0-medium"))
+def largest(
+    model: Model = None,
+    contender: Contender = None,
+    dtype: Dtype = "float32",
+    most_atoms: Annotated[int | None, typer.Option(help="No more atoms than that; a CPU needs it.")] = None,
+    device: Device = None,
+    fresh: Fresh = False,
+    results: Results = None,
 ) -> None:
-    """Double a crystal until it does not fit, and print the largest that did. ``unused``: options that say nothing."""
+    """Double a diamond crystal until energies, forces and stress of a step do not fit, by every path.
+
+    One model and one path after the other. The record is results/models/DEVICE.json.
+    """
     from autotune.bench.largest import LargestRequest, largest_crystals, table_lines
 
-    if unused:
-        raise ConfigError(
-            f"--largest does not go with {', '.join(unused)}: it takes one step of energies, forces and stress of each "
-            "size of a diamond crystal, one model after the other; leave them out"
-        )
     _require_dtype(dtype)
-    request = LargestRequest(tuple(models), tuple(contenders), device, dtype, fresh, most_atoms)
+    given = tuple(model or ()), tuple(contender or ())
+    request = LargestRequest(*given, resolve_device(device), dtype, fresh, most_atoms)
+    folder = results_folder(results)
     rows = largest_crystals(request, folder, _say)
     about = "largest diamond crystal that fits: energies, forces and stress of one step"
-    _conclude(about, table_lines(rows), folder, device)
+    _conclude(about, table_lines(rows), folder, request.device)
 
 
 def _require_dtype(dtype: str) -> None:

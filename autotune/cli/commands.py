@@ -15,9 +15,12 @@ from pathlib import Path
 from typing import Annotated, Any, Literal, NoReturn
 
 import typer
+from typer.core import TyperGroup
 
+from autotune.cli import bench as cli_bench
 from autotune.cli import database as cli_db
-from autotune.cli.bench import EXAMPLES, bench
+from autotune.cli import pack as cli_pack
+from autotune.cli import tune as cli_tune
 from autotune.cli.options import (
     INTERRUPTED,
     Device,
@@ -32,13 +35,23 @@ from autotune.cli.options import (
     write_comparison_page,
     write_pages,
 )
-from autotune.cli.pack import PACK_EXAMPLES, pack
 from autotune.cli.replay import REPLAY_EXAMPLES, record, replay
-from autotune.cli.tune import TUNE_EXAMPLES, show_misses, tune
+from autotune.cli.tune import show_misses
 from kernelgen.files import with_fit_texts
+
+ORDER = ("doctor", "tune", "bench", "record", "replay", "pack", "report", "show", "db")
+
+
+class Root(TyperGroup):
+    """All commands, and groups of them, in the order of the help."""
+
+    def list_commands(self, ctx: Any) -> list[str]:
+        return sorted(self.commands, key=ORDER.index)
+
 
 app = typer.Typer(
     name="equitune",
+    cls=Root,
     help="Generate and autotune kernels for O(3)-equivariant tensor products.",
     epilog=examples("equitune doctor", "equitune tune quick", "equitune show mace-mp-medium"),
     add_completion=False,
@@ -116,11 +129,11 @@ def doctor(as_json: Json = False) -> None:
     print_next(next_step(findings))
 
 
-app.command(epilog=TUNE_EXAMPLES)(tune)
-app.command(epilog=EXAMPLES)(bench)
+app.add_typer(cli_tune.app, name="tune")
+app.add_typer(cli_bench.app, name="bench")
 app.command()(record)
 app.command(epilog=REPLAY_EXAMPLES)(replay)
-app.command(epilog=PACK_EXAMPLES)(pack)
+app.add_typer(cli_pack.app, name="pack")
 
 
 @app.command()

@@ -19,8 +19,19 @@ SEARCH, SHARING, OUTPUT, MEASURING = "Search", "Sharing", "Output", "Measuring"
 
 CONFIG_HELP = "A TOML file, or the name of one in configs/."
 Config = Annotated[str, typer.Argument(metavar="CONFIG", help=CONFIG_HELP)]
-ConfigOrNone = Annotated[str | None, typer.Argument(metavar="[CONFIG]", help=CONFIG_HELP, show_default=False)]
 Device = Annotated[str | None, typer.Option(help="cpu, cuda or cuda:N. By default the GPU if there is one.")]
+ModelName = Annotated[
+    str,
+    typer.Argument(
+        metavar="MODEL",
+        help="A file of MACE, NequIP or SevenNet, the name of a published model, or module:function, which returns a "
+        "model, or a model and its inputs.",
+    ),
+]
+Structure = Annotated[
+    str | None, typer.Option(help="The atoms on which it runs: a file that ase reads, or a name such as mof.")
+]
+ModelDtype = Annotated[str | None, typer.Option(help="Run the model in float32 or float64. Default: as in the file.")]
 Budget = Annotated[
     str | None, typer.Option(help="Time limit of the whole run, with units: 90s, 10m, 1h30m.", rich_help_panel=SEARCH)
 ]

@@ -3,130 +3,152 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Literal
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
+from typer.core import TyperGroup
 
-from autotune.cli.options import examples, print_next
+from autotune.cli.groups import Group, say_present
+from autotune.cli.options import ModelDtype, ModelName, Structure, examples, print_next
 
 if TYPE_CHECKING:
     from kernelgen.packs.write import Written
 
-PACK_EXAMPLES = examples(
-    "equitune pack model.pt2 --out model.pack",
-    "equitune pack mace-mp-medium --out medium.pack",
-    "equitune pack --model my.model --structure mof --out my.pack",
-    "equitune pack --suite --arch sm_80,sm_90 --out packs",
-    "equitune pack --library libequitune.so",
+
+class PackGroup(Group):
+    usual, argument = "problem", "PROBLEM"
+    old = {"--model": "model", "--library": "library", "--suite": "suite"}
+
+    format_help = TyperGroup.format_help
+
+    def in_present_words(self, path: str, words: list[str]) -> list[str]:
+        present = super().in_present_words(path, words)
+        if present == [self.usual, *words]:  # no command was named: until now there was none
+            if any(word.endswith(".pt2") or Path(word).is_file() for word in words):
+                present[0] = "exported"
+            say_present(path, present)
+        return present
+
+
+app = typer.Typer(
+    cls=PackGroup, help="Write compiled kernels to a file, which needs neither compiler, cache nor Python to run."
 )
-RUNNING = "A model that runs in Python"
+
+Out = Annotated[Path | None, typer.Option(help="The file to write. Default: what is packed, with the ending .pack.")]
+Cpu = Annotated[
+    str | None,
+    typer.Option(help="Processors to compile for: x86-64-v3, x86-64-v4, armv8-a or native. Default: the first."),
+]
+Arch = Annotated[str | None, typer.Option(help="Architectures of GPUs, with commas between them: sm_80,sm_90.")]
+Index = Annotated[list[str] | None, typer.Option(help="Dtype of edge indices; may be given twice.")]
+Training = Annotated[bool, typer.Option("--training", help="Also what training needs.")]
 
 
-def pack(
-    what: Annotated[
-        str | None,
-        typer.Argument(
-            metavar="[WHAT]",
-            help="A .pt2 file of torch.export.save or AOTInductor; a name of configs/problems.toml; or a problem key.",
-            show_default=False,
-        ),
-    ] = None,
-    out: Annotated[Path | None, typer.Option(help="The file to write. Default: WHAT with the ending .pack.")] = None,
-    cpu: Annotated[
-        str | None,
-        typer.Option(
-            help="Processors to compile for: x86-64-v3, x86-64-v4, armv8-a or native. Default: the first. Of a suite "
-            "some, with commas between them; default: all of this machine's type."
-        ),
-    ] = None,
+@app.command(epilog=examples("equitune pack problem mace-mp-medium --out medium.pack"))
+def problem(
+    name: Annotated[str, typer.Argument(metavar="PROBLEM", help="A name of configs/problems.toml, or a key.")],
+    out: Out = None,
+    cpu: Cpu = None,
+    arch: Arch = None,
+    index: Index = None,
+    training: Training = False,
+    dtype: Annotated[str, typer.Option(help="float32 or float64.")] = "float32",
+    operation: Annotated[Literal["conv", "plain"], typer.Option(help="Over a graph, or plain.")] = "conv",
+    layout: Annotated[Literal["mul_ir", "ir_mul"], typer.Option(help="Of the features.")] = "mul_ir",
+) -> None:
+    """Pack what a problem's operator computes: values and first gradients."""
+    from autotune.cli.packing import calls_of
+
+    calls = calls_of(name, operation, dtype, layout, archs=_archs(arch), training=training)
+    _write(calls, out or Path(name.replace("|", "-")).with_suffix(".pack"), cpu, arch, index, nodes=(dtype,))
+
+
+@app.command(epilog=examples("equitune pack exported model.pt2 --out model.pack"))
+def exported(
+    file: Annotated[Path, typer.Argument(metavar="FILE", help="A .pt2 file of torch.export.save or AOTInductor.")],
+    out: Out = None,
+    cpu: Cpu = None,
+    arch: Arch = None,
+    index: Index = None,
+) -> None:
+    """Pack what an exported model calls."""
+    from kernelgen.packs.write import calls_in
+
+    _write(calls_in(str(file)), out or Path(file.name).with_suffix(".pack"), cpu, arch, index)
+
+
+@app.command(epilog=examples("equitune pack model my.model --structure mof --out my.pack"))
+def model(
+    name: ModelName,
+    structure: Structure = None,
+    out: Out = None,
+    cpu: Cpu = None,
     arch: Annotated[
         str | None,
-        typer.Option(help="Architectures of GPUs, with commas between them: sm_80,sm_90. With --model on a GPU."),
+        typer.Option(help="Architectures of GPUs: sm_80,sm_90. The model then runs on the GPU."),
     ] = None,
-    index: Annotated[list[str] | None, typer.Option(help="Dtype of edge indices; may be given twice.")] = None,
-    library: Annotated[
-        Path | None, typer.Option(help="Build the library with Equitune's operators for C++ programs, at this path.")
-    ] = None,
-    suite: Annotated[
-        bool,
-        typer.Option(
-            "--suite", help="A folder of packs of the suite's problems (or of one, WHAT), for EQUITUNE_PACKS."
-        ),
-    ] = False,
-    model: Annotated[str | None, typer.Option(help="As of equitune tune.", rich_help_panel=RUNNING)] = None,
-    structure: Annotated[str | None, typer.Option(help="As of equitune tune.", rich_help_panel=RUNNING)] = None,
-    training: Annotated[bool, typer.Option("--training", help="Also what training needs.")] = False,
-    dtype: Annotated[str | None, typer.Option(help="float32 (default of a problem) or float64.")] = None,
-    operation: Annotated[Literal["conv", "plain"], typer.Option(help="Of a problem: over a graph, or plain.")] = "conv",
-    layout: Annotated[Literal["mul_ir", "ir_mul"], typer.Option(help="Of a problem's features.")] = "mul_ir",
+    training: Training = False,
+    dtype: ModelDtype = None,
 ) -> None:
-    """Write compiled kernels to one file, which needs neither compiler, cache nor Python to run."""
-    from autotune.errors import ConfigError
+    """Pack what a model computes when it runs on a structure in Python."""
+    from autotune.cli.packing import write_of_model
 
-    archs = tuple(filter(None, (arch or "").split(",")))
-    if suite and not (model or library):
-        _suite(out or Path("packs"), archs, cpu, what, training)
-        return
-    given = [text for text in (what, model, library and str(library), suite and "--suite") if text]
-    if len(given) != 1:
-        raise ConfigError(f"{len(given)} things say what to write; expected one of WHAT, --model, --library, --suite")
-    if library is not None:
-        from kernelgen.packs.library import build_library
-
-        print(f"{build_library(library)}: operators of Equitune for torch 2.10 and later")
-        return
-    indices = tuple(index or ("int64",))
-    if model is not None:
-        from autotune.cli.packing import write_of_model
-
-        path = out or Path(model.replace(":", "-")).with_suffix(".pack")
-        written = write_of_model(model, structure, path, dtype=dtype, training=training, cpu=cpu, archs=archs)
-    else:
-        assert what is not None
-        path = out or Path(Path(what).name if what.endswith(".pt2") else what.replace("|", "-")).with_suffix(".pack")
-        written = _of_file_or_problem(
-            what, path, cpu, archs, indices, (operation, dtype or "float32", layout), training
-        )
-    told = f"{written.kernels} kernels ({written.certified} with a certificate)"
-    print(f"{written.path}: {told}, {written.size / 1024:.0f} KiB")
-    print_next(f"EQUITUNE_PACK={written.path} before your program")
+    path, archs = out or Path(name.replace(":", "-")).with_suffix(".pack"), _archs(arch)
+    _say(write_of_model(name, structure, path, dtype=dtype, training=training, cpu=cpu, archs=archs))
 
 
-def _suite(folder: Path, archs: tuple[str, ...], cpu: str | None, name: str | None, training: bool) -> None:
+@app.command(epilog=examples("equitune pack suite --arch sm_80,sm_90 --out packs"))
+def suite(
+    name: Annotated[
+        str | None, typer.Argument(metavar="[PROBLEM]", help="One of the suite. Default: all.", show_default=False)
+    ] = None,
+    out: Annotated[Path, typer.Option(help="The folder to write.")] = Path("packs"),
+    cpu: Annotated[
+        str | None,
+        typer.Option(help="Processors to compile for, with commas between them. Default: all of this machine's type."),
+    ] = None,
+    arch: Arch = None,
+    training: Training = False,
+) -> None:
+    """Pack the problems of configs/suite.toml into a folder, for EQUITUNE_PACKS."""
     import platform
 
-    from autotune.cli.packing import suite, write_suite
+    from autotune.cli.packing import suite as named
+    from autotune.cli.packing import write_suite
     from kernelgen.compile.host import LEVELS
 
     levels = cpu.split(",") if cpu else list(LEVELS.get(platform.machine(), ["native"]))
     size = kernels = 0
-    for path, count in write_suite(folder, suite(name), archs, levels, training):
+    for path, count in write_suite(out, named(name), _archs(arch), levels, training):
         size, kernels = size + path.stat().st_size, kernels + count
         print(f"{path.name}: {count} kernels, {path.stat().st_size / 1024:.0f} KiB", flush=True)
-    print(f"{folder}: {kernels} kernels, {size / 1024**2:.1f} MiB")
-    print_next(f"EQUITUNE_PACKS={folder} before your program; a wheel that is built beside a folder packs carries it")
+    print(f"{out}: {kernels} kernels, {size / 1024**2:.1f} MiB")
+    print_next(f"EQUITUNE_PACKS={out} before your program; a wheel that is built beside a folder packs carries it")
 
 
-def _of_file_or_problem(
-    what: str,
-    path: Path,
-    cpu: str | None,
-    archs: tuple[str, ...],
-    indices: tuple[str, ...],
-    of_problem: tuple[str, str, str],
-    training: bool,
-) -> Written:
+@app.command(epilog=examples("equitune pack library libequitune.so"))
+def library(
+    path: Annotated[Path, typer.Argument(metavar="PATH", help="Where to build it.")],
+) -> None:
+    """Build the library with Equitune's operators for C++ programs."""
+    from kernelgen.packs.library import build_library
+
+    print(f"{build_library(path)}: operators of Equitune for torch 2.10 and later")
+
+
+def _archs(text: str | None) -> tuple[str, ...]:
+    return tuple(filter(None, (text or "").split(",")))
+
+
+def _write(calls: Any, path: Path, cpu: str | None, arch: str | None, index: list[str] | None, **more: Any) -> None:
     from autotune.cli.packing import certificates
     from kernelgen.packs.write import write_calls
 
-    nodes: tuple[str, ...] = ()
-    if what.endswith(".pt2") or Path(what).is_file():
-        from kernelgen.packs.write import calls_in
+    options = {"cpu": cpu, "archs": _archs(arch), "indices": tuple(index or ("int64",)), **more}
+    _say(write_calls(calls, path, certificates=certificates(), **options))
 
-        calls = calls_in(what)
-    else:
-        from autotune.cli.packing import calls_of
 
-        calls = calls_of(what, *of_problem, archs=archs, training=training)
-        nodes = (of_problem[1],)
-    return write_calls(calls, path, cpu=cpu, archs=archs, indices=indices, certificates=certificates(), nodes=nodes)
+def _say(written: Written) -> None:
+    told = f"{written.kernels} kernels ({written.certified} with a certificate)"
+    print(f"{written.path}: {told}, {written.size / 1024:.0f} KiB")
+    print_next(f"EQUITUNE_PACK={written.path} before your program")

@@ -48,7 +48,7 @@ def write_of_model(
     cpu: str | None,
     archs: Sequence[str] = (),
 ) -> Written:
-    """Open, accelerate and run a model (as ``equitune tune --model``), and write its kernels.
+    """Open, accelerate and run a model (as ``equitune tune model``), and write its kernels.
 
     On the CPU, or with ``archs`` on this machine's GPU, whose kernels are then compiled for each of them and for the
     GPU itself. ConfigError if there is none.

@@ -1,4 +1,4 @@
-"""Misses: what running models asked for and found no exact entry for, kept for ``equitune tune --misses``.
+"""Misses: what running models asked for and found no exact entry for, kept for ``equitune tune misses``.
 
 Modules call :func:`asked` for each operator that they build from a lookup. For a few seconds after that, and after any
 kernel is prepared for its first run, the runs of such operators are noted: so only directions that a model really calls

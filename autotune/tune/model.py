@@ -239,7 +239,7 @@ def _check_module(model: object) -> None:
         raise InputError(f"model is of type {type(model).__name__}; expected a torch.nn.Module, accelerated")
 
 
-# The table of ``equitune tune --model``: each kernel of a model, what it loads, and the model's times.
+# The table of ``equitune tune model``: each kernel of a model, what it loads, and the model's times.
 
 # Columns are as wide as needed: a narrower terminal wraps lines, but no number is truncated.
 WIDE = 1000

@@ -22,7 +22,7 @@ else:
 
 
 SAMPLERS = ("auto", "tpe", "climb", "gp", "random", "brute")
-# Files beside the configs: what they name, and the whole models of `equitune bench --models`.
+# Files beside the configs: what they name, and the whole models of `equitune bench models`.
 NO_CONFIGS = ("problems", "graphs", "model-rows")
 # Seeds of a search are below this: the samplers' generators take 32 bits.
 SEEDS = 2**32

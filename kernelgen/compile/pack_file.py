@@ -336,7 +336,7 @@ def _list(table: Any, name: str) -> list[Any]:
 #     {"format": 1, "packs": [{"file": NAME, "target": TARGET, "sources": [the first 16 digits of each kernel's
 # source]}]}
 #
-# ``equitune pack --suite`` writes one. Where there is a compiler and a folder for its output, kernels for the CPU are
+# ``equitune pack suite`` writes one. Where there is a compiler and a folder for its output, kernels for the CPU are
 # compiled for this very processor instead; kernels for GPUs are the same.
 
 INDEX, INDEX_FORMAT = "index.json", 1
@@ -399,7 +399,7 @@ def _index(folder: Path) -> dict[tuple[str, str], list[Path]]:
         return found
     except (OSError, ValueError, KeyError, TypeError) as error:
         raise PackError(
-            f"{folder / INDEX} cannot be read ({cause_of(error)}); expected a folder of 'equitune pack --suite'"
+            f"{folder / INDEX} cannot be read ({cause_of(error)}); expected a folder of 'equitune pack suite'"
         ) from error
 
 

@@ -32,7 +32,7 @@ def test_a_model_runs_from_its_pack(device: str, tmp_path: Path) -> None:
     torch.save(model, tmp_path / "my.model")
     ase.io.write(tmp_path / "box.xyz", atoms)
     arch = () if device == "cpu" else ("--arch", "sm_{}{}".format(*torch.cuda.get_device_capability()))
-    options = ("--model", "my.model", "--structure", "box.xyz", "--dtype", "float32", "--out", "my.pack")
+    options = ("model", "my.model", "--structure", "box.xyz", "--dtype", "float32", "--out", "my.pack")
     assert "my.pack" in run(tmp_path, "-m", "autotune", "pack", *options, *arch)
 
     batch = {name: tensor.to(device) for name, tensor in batch_of(model, atoms).items()}

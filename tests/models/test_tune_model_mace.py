@@ -1,4 +1,4 @@
-"""``equitune tune --model`` with a file of MACE: what is recorded, and what a wrong structure or file says."""
+"""``equitune tune model`` with a file of MACE: what is recorded, and what a wrong structure or file says."""
 
 from __future__ import annotations
 

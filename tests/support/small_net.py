@@ -38,5 +38,5 @@ def batch() -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
 
 
 def net_for_commands() -> tuple[SmallNet, tuple[torch.Tensor, ...]]:
-    """For ``equitune tune --model small_net:net_for_commands``."""
+    """For ``equitune tune model small_net:net_for_commands``."""
     return SmallNet(), batch()

@@ -239,7 +239,7 @@ public:
         if (found == by_text.end())
             throw std::runtime_error(
                 "equitune: no pack of this process has the operator " + text.substr(0, 400) +
-                "; write one with 'equitune pack MODEL.pt2 --out FILE' and name it in EQUITUNE_PACK");
+                "; write one with 'equitune pack exported MODEL.pt2 --out FILE' and name it in EQUITUNE_PACK");
         return *found->second;
     }
 

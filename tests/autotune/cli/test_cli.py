@@ -10,10 +10,15 @@ import sys
 from pathlib import Path
 
 import pytest
+import typer
 from places import ROOT
 
 from autotune import paths
+from autotune.cli import bench as cli_bench
 from autotune.cli import commands, doctor
+from autotune.cli import pack as cli_pack
+from autotune.cli import tune as cli_tune
+from autotune.cli.groups import Group
 from kernelgen.errors import CompileError
 from kernelgen.version import __version__
 
@@ -63,8 +68,8 @@ def test_no_arguments_and_help_list_the_commands(command: Command) -> None:
 def test_help_of_a_command_lists_its_options(command: Command) -> None:
     code, out, _ = command("tune", "--help")
     assert code == 0
-    for option in ("--model", "--device", "--budget", "--trials", "--sampler", "--storage", "--seed"):
-        assert option in out
+    for shown in (" model ", " misses ", "--device", "--budget", "--trials", "--sampler", "--storage", "--seed"):
+        assert shown in out
     for panel in ("Search", "Sharing", "Output"):
         assert f"\u256d\u2500 {panel} " in out
     assert "\n Examples " in out and "\n equitune tune quick " in out
@@ -89,7 +94,7 @@ for line in sys.stdin.read().splitlines():
     helped = ["--help", "tune --help"]
     refused = [
         *("tune nothing", "tune", "tune tiny --trials 0", "tune tiny --budget 3", "tune tiny --sampler tpf"),
-        *("bench nothing", "bench", "show nothing", "tune tiny --seed -1", "tune --misses --devices cpu", "tuna"),
+        *("bench nothing", "bench", "show nothing", "tune tiny --seed -1", "tune misses --devices cpu", "tuna"),
     ]
     call = [sys.executable, "-c", code]
     done = subprocess.run(call, input="\n".join(helped + refused), cwd=ROOT, capture_output=True, text=True, check=True)
@@ -112,22 +117,22 @@ def test_module_and_mistake_in_a_process_of_its_own() -> None:
     ("arguments", "said"),
     [
         (("tuna",), "No such command 'tuna'"),
-        (("tune",), "nothing says what to tune; expected one of CONFIG, --model MODEL and --misses"),
-        (("tune", "quick", "--misses"), "CONFIG and --misses says what to tune; expected one of"),
-        (("tune", "--misses", "--structure", "mof"), "--structure goes with --model, not with --misses; leave it out"),
-        (("tune", "quick", "--training"), "--training goes with --model, not with CONFIG"),
-        (("tune", "--model", "m:f", "--shared"), "--shared goes with CONFIG, not with --model"),
-        (("tune", "--model", "no.model", "--structure", "mof"), "model file no.model does not exist"),
-        (("tune", "--model", "mace-mp-0-mediun", "--structure", "mof"), "did you mean 'mace-mp-0-medium'?"),
-        (("tune", "--model", "README.md", "--structure", "mof"), "README.md ends in '.md'; expected a file of a model"),
+        (("tune",), "equitune tune: no CONFIG is given; name one, or a command: model, misses"),
+        (("tune", "misses", "quick"), "unexpected extra argument"),
+        (("tune", "misses", "--structure", "mof"), "No such option: --structure"),
+        (("tune", "quick", "--training"), "No such option: --training"),
+        (("tune", "model", "m:f", "--shared"), "No such option: --shared"),
+        (("tune", "model", "no.model", "--structure", "mof"), "model file no.model does not exist"),
+        (("tune", "model", "mace-mp-0-mediun", "--structure", "mof"), "did you mean 'mace-mp-0-medium'?"),
+        (("tune", "model", "README.md", "--structure", "mof"), "README.md ends in '.md'; expected a file of a model"),
         (
-            ("tune", "--model", "no_module:f", "--structure", "mof"),
+            ("tune", "model", "no_module:f", "--structure", "mof"),
             "No module named 'no_module'; expected module:function",
         ),
-        (("tune", "--model", "json:no_function"), "has no attribute 'no_function'; expected module:function"),
-        (("tune", "--model", "os:getcwd"), "os:getcwd returned a str; expected a torch.nn.Module or a WholeModel"),
-        (("tune", "--model", "os:times"), "returned"),
-        (("tune", "--model", "small_net:net_for_commands", "--structure", "mof"), "leave --structure mof out"),
+        (("tune", "model", "json:no_function"), "has no attribute 'no_function'; expected module:function"),
+        (("tune", "model", "os:getcwd"), "os:getcwd returned a str; expected a torch.nn.Module or a WholeModel"),
+        (("tune", "model", "os:times"), "returned"),
+        (("tune", "model", "small_net:net_for_commands", "--structure", "mof"), "leave --structure mof out"),
         (("tune", "quick", "--trails", "3"), "--trails"),
         (("tune", "quick", "--trials", "many"), "'--trials'"),
         (("tune", "quick", "--trials", "0"), "--trials is 0; expected a positive integer"),
@@ -141,10 +146,9 @@ def test_module_and_mistake_in_a_process_of_its_own() -> None:
         (("tune", "quick", "--device", "mps"), "device mps is not supported"),
         (("tune", "quik"), "did you mean 'quick'?"),
         (("bench", "no/such/file.toml"), "no/such/file.toml"),
-        (("bench",), "no CONFIG is given; name one, or type --suite"),
-        (("bench", "quick", "--suite"), "exclude each other; leave out all but one"),
-        (("bench", "--suite", "--older-than", "2026-11-26"), "exclude each other; leave out all but one"),
-        (("bench", "--older-than", "yesterday"), "is no date; expected one such as 2026-11-26"),
+        (("bench",), "equitune bench: no CONFIG is given; name one, or a command: again, orders, models, largest"),
+        (("bench", "quick", "suite"), "unexpected extra argument"),
+        (("bench", "again", "yesterday"), "is no date; expected one such as 2026-11-26"),
         (("bench", "quick", "--export-json", "no/such/folder/x.json"), "--export-json no/such/folder/x.json: expected"),
         (("bench", "quick", "--device", "cpu", "--peers", "e3n"), "unknown peer 'e3n'; did you mean 'e3nn'?"),
         (("bench", "radial", "--device", "cpu"), 'accelerate(model, edge_weights="streamed")'),
@@ -158,6 +162,58 @@ def test_module_and_mistake_in_a_process_of_its_own() -> None:
 )
 def test_mistakes_are_one_line_and_exit_code_2(command: Command, arguments: tuple[str, ...], said: str) -> None:
     assert said in command.refused(*arguments)
+
+
+@pytest.mark.parametrize(
+    ("group", "old", "present"),
+    [
+        (cli_bench.BenchGroup, "--models --model a", "models --model a"),
+        (
+            cli_bench.BenchGroup,
+            "--device cpu --models --most-atoms 64 --largest",
+            "largest --device cpu --most-atoms 64",
+        ),
+        (cli_bench.BenchGroup, "--orders", "orders"),
+        (cli_bench.BenchGroup, "--peers none --older-than 2026-11-26", "again 2026-11-26 --peers none"),
+        (cli_bench.BenchGroup, "--older-than=2026-11-26", "again 2026-11-26"),
+        (cli_bench.BenchGroup, "--suite --devices all", "suite --devices all"),
+        (cli_tune.TuneGroup, "--model my.model --structure mof", "model my.model --structure mof"),
+        (cli_tune.TuneGroup, "--misses --budget 1h", "misses --budget 1h"),
+        (cli_pack.PackGroup, "--out a.pack --model=my.model", "model my.model --out a.pack"),
+        (cli_pack.PackGroup, "--suite mace-mp-medium", "suite mace-mp-medium"),
+        (cli_pack.PackGroup, "--library x.so", "library x.so"),
+        (cli_pack.PackGroup, "model.pt2 --out a.pack", "exported model.pt2 --out a.pack"),
+        (cli_pack.PackGroup, "mace-mp-medium", "problem mace-mp-medium"),
+    ],
+)
+def test_old_spellings_are_the_present_ones(
+    group: type[Group], old: str, present: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    known = ("problem", "exported", "model", "models", "suite", "library", "config", "kernels")
+    words = group(name="group", commands=dict.fromkeys(known)).in_present_words("equitune group", old.split())
+    assert words == present.split()
+    assert capsys.readouterr().err == f"equitune: note: this is now spelled equitune group {present}\n"
+
+
+def test_present_spellings_are_taken_as_they_are(capsys: pytest.CaptureFixture[str]) -> None:
+    groups = {name: typer.main.get_command(module.app) for name, module in (("bench", cli_bench), ("tune", cli_tune))}
+    for name, words, present in (
+        ("bench", "models --model a", "models --model a"),
+        ("bench", "quick --seconds 1", "kernels quick --seconds 1"),
+        ("tune", "misses", "misses"),
+        ("tune", "--budget 1h quick", "config --budget 1h quick"),
+        ("tune", "--help", "--help"),
+    ):
+        assert groups[name].in_present_words(name, words.split()) == present.split()
+    assert capsys.readouterr().err == ""
+
+
+def test_an_old_spelling_says_the_present_one_and_works(command: Command) -> None:
+    code, out, err = command("bench", "--models", "--dtype", "float16")
+    assert (code, out) == (2, "")
+    said, refused = err.splitlines()
+    assert said == "equitune: note: this is now spelled equitune bench models --dtype float16"
+    assert refused.startswith("equitune: error: unknown dtype 'float16'")
 
 
 @pytest.mark.parametrize(
@@ -273,7 +329,7 @@ def test_tune_hands_its_options_on(command: Command, monkeypatch: pytest.MonkeyP
 @pytest.mark.parametrize(
     ("options", "given"),
     [
-        (("--suite",), {"peers": None, "seconds_each": 0.3, "fresh": False}),
+        (("suite",), {"peers": None, "seconds_each": 0.3, "fresh": False}),
         (("quick", "--peers", "e3nn, cuequivariance-naive", "--seconds", "1.5", "--fresh"),
          {"peers": ("e3nn", "cuequivariance-naive"), "seconds_each": 1.5, "fresh": True}),
         (("quick", "--no-peers"), {"peers": (), "seconds_each": 2.0, "fresh": False}),
@@ -288,7 +344,7 @@ def test_bench_hands_its_options_on(
     code, _, err = command("bench", *options, "--device", "cpu", "--results", tmp_path)
     assert code == 0, err
     (((config, device, folder), named),) = received
-    assert config.path.stem == ("suite" if "--suite" in options else "quick")
+    assert config.path.stem == options[0]
     assert (device, folder) == ("cpu", tmp_path)
     assert {name: named[name] for name in given} == given
 

@@ -31,7 +31,9 @@ def run(capsys: pytest.CaptureFixture[str], *arguments: str) -> tuple[int, str, 
 
 def test_a_problem(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
     out = tmp_path / "small.pack"
-    code, text, errors = run(capsys, PROBLEM, "--operation", "plain", "--dtype", "float64", "--out", str(out))
+    code, text, errors = run(
+        capsys, "problem", PROBLEM, "--operation", "plain", "--dtype", "float64", "--out", str(out)
+    )
     assert (code, errors) == (0, "")
     assert text.startswith(f"{out}: ") and text.endswith(f"next: EQUITUNE_PACK={out} before your program\n")
     index = PackFile(out).index
@@ -56,7 +58,7 @@ def test_what_a_model_runs_on_a_gpu(
     monkeypatch.setattr(of_model, "open_named", opened)
     out = tmp_path / "my.pack"
     options = (
-        "--model",
+        "model",
         "my.model",
         "--structure",
         "mof",
@@ -88,15 +90,15 @@ def test_a_pack_of_an_older_format_in_a_suites_folder_is_written_again(
 @pytest.mark.parametrize(
     "arguments, words",
     [
-        ((), "0 things say what to write"),
-        (("one.pt2", "--library", "x.so"), "2 things say what to write"),
-        (("missing.pt2",), "missing.pt2 cannot be read"),
-        (("mace-mp-mediun",), "did you mean 'mace-mp-medium'?"),
-        ((PROBLEM, "--index", "int8"), "indices are ('int8',)"),
-        ((PROBLEM, "--cpu", "i386"), "cpu is 'i386'"),
-        ((PROBLEM, "--arch", "sm_20"), "'sm_20' is not supported"),
-        ((PROBLEM, "--dtype", "float16"), "dtype is 'float16'"),
-        (("--model", "my.model", "--arch", "sm_90"), "this machine has no GPU"),
+        ((), "equitune pack: no PROBLEM is given; name one, or a command: exported, model, suite, library"),
+        (("exported", "one.pt2", "--library", "x.so"), "No such option: --library"),
+        (("exported", "missing.pt2"), "missing.pt2 cannot be read"),
+        (("problem", "mace-mp-mediun"), "did you mean 'mace-mp-medium'?"),
+        (("problem", PROBLEM, "--index", "int8"), "indices are ('int8',)"),
+        (("problem", PROBLEM, "--cpu", "i386"), "cpu is 'i386'"),
+        (("problem", PROBLEM, "--arch", "sm_20"), "'sm_20' is not supported"),
+        (("problem", PROBLEM, "--dtype", "float16"), "dtype is 'float16'"),
+        (("model", "my.model", "--arch", "sm_90"), "this machine has no GPU"),
     ],
     ids=lambda given: " ".join(given) if isinstance(given, tuple) else "",
 )

@@ -79,7 +79,7 @@ def test_a_model_runs_and_is_accelerated_without_them() -> None:
 
 
 @pytest.mark.parametrize(
-    "words", [("tune", "quick"), ("bench", "--suite"), ("report",), ("show", "mace-mp-medium"), ("db", "stale"), ()]
+    "words", [("tune", "quick"), ("bench", "suite"), ("report",), ("show", "mace-mp-medium"), ("db", "stale"), ()]
 )
 def test_a_command_names_what_is_missing_in_one_line(words: tuple[str, ...]) -> None:
     done = command(TUNE, *words)

@@ -292,7 +292,7 @@ def test_they_are_listed_and_worked_off(notes: misses._Notes, shipped: Path, mon
     keep_misses(FACTS, [request(), request(direction="backward")])
     text = listed()
     assert "2 kernels: 0 tuned before, 0 tuned now, 2 not tuned" in text and "conv-e14-d5" in text
-    assert text.endswith("next: equitune tune --misses\n")
+    assert text.endswith("next: equitune tune misses\n")
 
     def publish(config: TuneConfig, device: str, *_: object, **__: object) -> None:
         (workload,) = config.workloads

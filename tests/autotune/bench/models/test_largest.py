@@ -78,7 +78,7 @@ def test_the_doubling_ends_where_memory_does(here: type[Here], tmp_path: Path) -
     assert "peak_mib" not in found, "a CPU's memory is not measured"
     (row,) = stored_rows(tmp_path, device_facts("cpu").slug).values()
     assert (row["structure"], row["pass"], row["atoms"], row["edges"]) == ("diamond", "largest", 128, found["edges"])
-    assert row["command"].endswith("--largest --most-atoms 1024")
+    assert row["command"] == f"equitune bench largest --model {TINY} --most-atoms 1024"
 
 
 def test_what_ends_it_is_told_as_it_is(here: type[Here], tmp_path: Path) -> None:
