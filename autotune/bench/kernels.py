@@ -219,7 +219,7 @@ class _Run:
         reason = failures.get(kind_of(plan.workload))
         try:
             comparison = run_comparison(
-                self._setting(plan),
+                ComparisonSetting(plan.workload, self.device, self.peers),
                 plan.passes,
                 plan.schedules,
                 seconds_each=self.seconds_each,
@@ -248,9 +248,6 @@ class _Run:
     def _step(self, plan: Plan, text: str) -> None:
         if self.console.is_terminal or self.verbose:
             self.say(f"  {now_text()[11:19]} {plan.workload.label}: {text}")
-
-    def _setting(self, plan: Plan) -> ComparisonSetting:
-        return ComparisonSetting(plan.workload, self.device, self.peers)
 
     def _compile_ahead(self, groups: Sequence[list[Plan]], ahead: CompileAhead) -> None:
         """Begin to compile what comparisons need; kinds whose peers compile nothing come first."""

@@ -143,8 +143,9 @@ class _Comparison:
             self._note_errors(name, answer)
         for which in self.passes:
             if which not in self.compared:
-                entered = {name: answer for name, answer in prepared.items() if self._takes_part(name, which)}
-                self.compared[which] = self._compare(which, entered)
+                needed = set(self.setting.workload.kind.passes[which])
+                entered = [name for name in prepared if name not in self.ours or needed <= set(self.ours[name])]
+                self.compared[which] = self._compare(which, {name: prepared[name] for name in entered})
                 with self._timed(f"release {which}"):
                     self.worker.ask(SAMPLE_LIMIT_S, ComparisonSession.release)
                 if self.times_copies:
@@ -204,9 +205,6 @@ class _Comparison:
     def _is_late(self, name: str, needed_s: float = 0.0) -> bool:
         """Whether the time is over for a peer that needs so many seconds."""
         return name not in self.ours and self.deadline is not None and monotonic() + needed_s >= self.deadline
-
-    def _takes_part(self, name: str, which: str) -> bool:
-        return name not in self.ours or set(self.setting.workload.kind.passes[which]) <= set(self.ours[name])
 
     def _compare(self, which: str, entered: Mapping[str, Answer]) -> dict[str, Result]:
         from autotune.measure.timing import timing_of

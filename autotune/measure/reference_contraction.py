@@ -17,8 +17,8 @@ import torch
 from autotune.errors import WorkerError
 from autotune.measure.references import CHUNK_ELEMENTS, Reference
 from autotune.workload.graphs import build_graph
-from autotune.workload.workload import DTYPES, Tensors, Workload, relayout
-from kernelgen.arithmetic.contraction import CONTRACTION_DIRECTIONS, ContractionDirection
+from autotune.workload.workload import Tensors, Workload, normal_numbers, relayout
+from kernelgen.arithmetic.contraction import CONTRACTION_DIRECTIONS
 from kernelgen.arithmetic.contraction_couplings import polynomials
 from kernelgen.compat import o3
 from kernelgen.problem.contraction import ContractionProblem
@@ -32,12 +32,7 @@ Coupled = dict[tuple[int, int], torch.Tensor]
 def make_features(workload: Workload, device: torch.device | str, seed: int = 0) -> Tensors:
     """Features x, weights w [elements, weights, channels], g and all tangents; ``sender`` has the nodes' elements."""
     problem, source = contraction_of(workload), workload.graph.source
-    device, graph = torch.device(device), build_graph(workload.graph)
-    generator = torch.Generator(device=device).manual_seed(seed)
-
-    def draw(*shape: int) -> torch.Tensor:
-        return torch.randn(*shape, generator=generator, dtype=DTYPES[workload.dtype], device=device)
-
+    graph, draw = build_graph(workload.graph), normal_numbers(workload, device, seed)
     nodes, table = graph.num_edges, (source.elements, len(polynomials(problem)), problem.channels)  # type: ignore[union-attr]
     x, tx = (draw(nodes, problem.dim_in * problem.channels) for _ in range(2))
     g, tg = (draw(nodes, problem.dim_out * problem.channels) for _ in range(2))
@@ -186,6 +181,8 @@ def contract(problem: ContractionProblem, x: torch.Tensor, w: torch.Tensor) -> t
 class ContractionReference(Reference):
     """Exact values for one workload's nodes, all of them, since gradients of the weights sum over all."""
 
+    directions = CONTRACTION_DIRECTIONS
+
     def __init__(self, workload: Workload, device: torch.device | str, tensors: Tensors) -> None:
         self.workload, self.contraction, self.layout = workload, contraction_of(workload), workload.layout
         self.device, self.is_conv = torch.device(device), False
@@ -197,9 +194,6 @@ class ContractionReference(Reference):
 
     def rows(self, slot: str) -> torch.Tensor | None:
         return None if slot == "w" else self.edges
-
-    def direction(self, name: Any) -> ContractionDirection:
-        return CONTRACTION_DIRECTIONS[name] if isinstance(name, str) else name
 
     def _widths(self, slot: str) -> list[int]:
         """Of the blocks of components, and of each weight's channels."""

@@ -14,14 +14,14 @@ import dataclasses
 import functools
 import math
 from collections.abc import Callable, Mapping
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 
 from autotune.workload.graphs import build_graph
 from autotune.workload.kinds.base import Problem
-from autotune.workload.workload import DTYPES, Tensors, Workload, make_tensors, relayout
-from kernelgen.arithmetic.directions import DIRECTIONS, HARMONICS_DIRECTIONS, Direction, HarmonicsDirection
+from autotune.workload.workload import Tensors, Workload, make_tensors, normal_numbers, relayout
+from kernelgen.arithmetic.directions import DIRECTIONS, HARMONICS_DIRECTIONS, Direction
 from kernelgen.compat import o3
 from kernelgen.errors import InputError
 from kernelgen.problem.harmonics import HarmonicsProblem, VectorProblem
@@ -60,12 +60,10 @@ class Reference:
     ``checked_edges`` is the number of edges compared.
     """
 
+    directions: ClassVar[Mapping[str, Any]] = DIRECTIONS
+
     def __init__(
-        self,
-        workload: Workload,
-        device: torch.device | str,
-        tensors: Tensors,
-        max_edges: int | None = None,
+        self, workload: Workload, device: torch.device | str, tensors: Tensors, max_edges: int | None = None
     ) -> None:
         self.problem, self.layout, self.is_conv = workload.product, workload.layout, workload.is_conv
         self.device = torch.device(device)
@@ -96,7 +94,7 @@ class Reference:
 
     def direction(self, direction: Any) -> Any:
         """The direction, given by name or as an object."""
-        return DIRECTIONS[direction] if isinstance(direction, str) else direction
+        return self.directions[direction] if isinstance(direction, str) else direction
 
     def check(self, direction: Direction | str, outputs: Mapping[str, torch.Tensor]) -> dict[str, float]:
         """Relative error of every output by slot: the largest over blocks (x, y, g) or paths (w); NaN gives inf.
@@ -300,27 +298,19 @@ def make_vectors(workload: Workload, device: torch.device | str, seed: int = 0) 
 
     One vector per edge of the workload's graph. Everything else is empty.
     """
-    count, dim, device = workload.num_edges, workload.harmonics.dim_out, torch.device(device)
-    generator = torch.Generator(device=device).manual_seed(seed)
-
-    def draw(width: int) -> torch.Tensor:
-        return torch.randn(count, width, generator=generator, dtype=DTYPES[workload.dtype], device=device)
-
-    directions, g, tx, none = draw(3), draw(dim), draw(3), draw(0)
-    lengths = 0.5 + torch.rand(count, 1, generator=generator, dtype=directions.dtype, device=device)
-    x = torch.nn.functional.normalize(directions) * lengths
+    count, draw = workload.num_edges, normal_numbers(workload, device, seed)
+    directions, g, tx, none = (draw(count, width) for width in (3, workload.harmonics.dim_out, 3, 0))
+    x = torch.nn.functional.normalize(directions) * (0.5 + torch.rand(count, 1, **draw.keywords))
     return Tensors(x, none, none, g, tx, none, none, none, None, None, count)
 
 
 class HarmonicsReference(Reference):
     """Exact values for one workload's vectors."""
 
+    directions = HARMONICS_DIRECTIONS
+
     def __init__(
-        self,
-        workload: Workload,
-        device: torch.device | str,
-        tensors: Tensors,
-        max_edges: int | None = None,
+        self, workload: Workload, device: torch.device | str, tensors: Tensors, max_edges: int | None = None
     ) -> None:
         self.harmonics, self.is_conv = workload.harmonics, False
         self.device = torch.device(device)
@@ -331,9 +321,6 @@ class HarmonicsReference(Reference):
 
     def rows(self, slot: str) -> torch.Tensor:
         return self.edges
-
-    def direction(self, name: Any) -> HarmonicsDirection:
-        return HARMONICS_DIRECTIONS[name] if isinstance(name, str) else name
 
     def _widths(self, slot: str) -> list[int]:
         return [3] if slot == "x" else [2 * degree + 1 for degree in self.harmonics.degrees]
@@ -363,15 +350,9 @@ class HarmonicsReference(Reference):
 
 def make_vector_tensors(workload: Workload, device: torch.device | str, seed: int = 0) -> Tensors:
     """As for the product, with vectors y (tangents ty) of lengths 0.5 to 1.5, so that none dominates."""
-    tensors = make_tensors(workload, device, seed)
-    generator = torch.Generator(device=tensors.y.device).manual_seed(seed + 1)
-
-    def draw(width: int) -> torch.Tensor:
-        shape = (tensors.num_edges, width)
-        return torch.randn(*shape, generator=generator, dtype=tensors.y.dtype, device=tensors.y.device)
-
-    directions, tangents = draw(3), draw(3)
-    lengths = 0.5 + torch.rand(tensors.num_edges, 1, generator=generator, dtype=tangents.dtype, device=tangents.device)
+    tensors, draw = make_tensors(workload, device, seed), normal_numbers(workload, device, seed + 1)
+    directions, tangents = draw(tensors.num_edges, 3), draw(tensors.num_edges, 3)
+    lengths = 0.5 + torch.rand(tensors.num_edges, 1, **draw.keywords)
     return dataclasses.replace(tensors, y=torch.nn.functional.normalize(directions) * lengths, ty=tangents)
 
 
@@ -403,19 +384,10 @@ def radial_problem(workload: Workload) -> RadialProblem:
 
 def make_radial_tensors(workload: Workload, device: torch.device | str, seed: int = 0) -> Tensors:
     """Random normal tensors: w is h [edges, hidden], tw the matrix [hidden, weights], scaled to weights of size 1."""
-    problem, graph, device = radial_problem(workload), build_graph(workload.graph), torch.device(device)
+    problem, graph, draw = radial_problem(workload), build_graph(workload.graph), normal_numbers(workload, device, seed)
     product, edges, nodes = problem.product, graph.num_edges, graph.num_nodes
-    generator = torch.Generator(device=device).manual_seed(seed)
-
-    def draw(*shape: int) -> torch.Tensor:
-        return torch.randn(*shape, generator=generator, dtype=DTYPES[workload.dtype], device=device)
-
-    x, y, h, g = (
-        draw(nodes, product.dim_in1),
-        draw(edges, product.dim_in2),
-        draw(edges, problem.hidden),
-        draw(nodes, product.dim_out),
-    )
+    x, y = draw(nodes, product.dim_in1), draw(edges, product.dim_in2)
+    h, g = draw(edges, problem.hidden), draw(nodes, product.dim_out)
     matrix = draw(problem.hidden, product.weight_numel) / problem.hidden**0.5
     none = draw(0, 1)  # first derivatives alone: no tangents
     return Tensors(x, y, h, g, none, none, matrix, none, graph.sender.to(device), graph.receiver.to(device), nodes)

@@ -232,17 +232,20 @@ class Tensors:
         return self.y.shape[0]
 
 
+def normal_numbers(workload: Workload, device: torch.device | str, seed: int) -> functools.partial[torch.Tensor]:
+    """A function that draws tensors of given shapes, in the workload's dtype; its ``keywords`` serve ``torch.rand``."""
+    device = torch.device(device)
+    generator = torch.Generator(device=device).manual_seed(seed)
+    return functools.partial(torch.randn, generator=generator, dtype=DTYPES[workload.dtype], device=device)
+
+
 def make_tensors(workload: Workload, device: torch.device | str, seed: int = 0, graph: Graph | None = None) -> Tensors:
     """Random normal tensors for a workload; ``graph`` is built from the workload if not given."""
     graph = graph or build_graph(workload.graph)
     problem, device = workload.product, torch.device(device)
     edges, conv = graph.num_edges, workload.is_conv
     rows = graph.num_nodes if conv else edges
-    generator = torch.Generator(device=device).manual_seed(seed)
-
-    def draw(*shape: int) -> torch.Tensor:
-        return torch.randn(*shape, generator=generator, dtype=DTYPES[workload.dtype], device=device)
-
+    draw = normal_numbers(workload, device, seed)
     weights = (problem.weight_numel,) if problem.shared_weights else (edges, problem.weight_numel)
     x, y, w, g = draw(rows, problem.dim_in1), draw(edges, problem.dim_in2), draw(*weights), draw(rows, problem.dim_out)
     tx, ty, tw = draw(rows, problem.dim_in1), draw(edges, problem.dim_in2), draw(*weights)
