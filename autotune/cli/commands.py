@@ -20,6 +20,7 @@ from typer.core import TyperGroup
 from autotune.cli import bench as cli_bench
 from autotune.cli import database as cli_db
 from autotune.cli import pack as cli_pack
+from autotune.cli import replay as cli_replay
 from autotune.cli import tune as cli_tune
 from autotune.cli.options import (
     INTERRUPTED,
@@ -35,7 +36,7 @@ from autotune.cli.options import (
     write_comparison_page,
     write_pages,
 )
-from autotune.cli.replay import REPLAY_EXAMPLES, record, replay
+from autotune.cli.replay import record
 from autotune.cli.tune import show_misses
 from kernelgen.files import with_fit_texts
 
@@ -132,7 +133,7 @@ def doctor(as_json: Json = False) -> None:
 app.add_typer(cli_tune.app, name="tune")
 app.add_typer(cli_bench.app, name="bench")
 app.command()(record)
-app.command(epilog=REPLAY_EXAMPLES)(replay)
+app.add_typer(cli_replay.app, name="replay")
 app.add_typer(cli_pack.app, name="pack")
 
 

@@ -7,6 +7,7 @@ from typing import Annotated, Any
 
 import typer
 
+from autotune.cli.groups import Group
 from autotune.cli.options import (
     INTERRUPTED,
     MEASURING,
@@ -24,10 +25,16 @@ from autotune.cli.options import (
     results_folder,
 )
 
-REPLAY_EXAMPLES = examples(
-    "equitune replay results/record/*.jsonl.gz --sampler tpe --seeds 5",
-    "equitune replay --defaults results/trials/nvidia-h200.jsonl.gz",
-    "equitune replay --defaults results/trials/nvidia-h200.jsonl.gz --measure 2m",
+
+class ReplayGroup(Group):
+    usual, argument = "records", "RECORD"
+    old = {"--defaults": "defaults"}
+
+
+app = typer.Typer(
+    cls=ReplayGroup,
+    help="Replay stored times without a device: samplers on a RECORD, as `equitune replay records`, or defaults.",
+    subcommand_metavar="RECORD... | COMMAND [ARGS]...",
 )
 
 
@@ -47,7 +54,10 @@ def record(config: Config, device: Device = None, results: Results = None) -> No
         raise typer.Exit(INTERRUPTED)
 
 
-def replay(
+@app.command(
+    epilog=examples("equitune replay results/record/*.jsonl.gz --sampler tpe --seeds 5"),
+)
+def records(
     files: Annotated[
         list[Path],
         typer.Argument(metavar="RECORD...", help="Files of results/record, packed (DEVICE.jsonl.gz) or not."),
@@ -74,35 +84,9 @@ def replay(
         bool,
         typer.Option("--transfer/--no-transfer", help="Start from winners of related kernels.", rich_help_panel=SEARCH),
     ] = True,
-    defaults: Annotated[
-        bool,
-        typer.Option("--defaults", help="Fit and cross-validate the model of untuned schedules."),
-    ] = False,
-    measure: Annotated[
-        str | None,
-        typer.Option(
-            help="With --defaults, on the archive's GPU: measure choices that are only estimates, the most expensive "
-            "first, for so long: 60s, 10m.",
-            rich_help_panel=MEASURING,
-        ),
-    ] = None,
-    device: Device = None,
     results: Results = None,
 ) -> None:
-    """Compare samplers on recorded times, without a device: trials until a schedule near the best is found.
-
-    With --defaults: what untuned schedules cost on problems that are held out in turn. RECORD is then a device's
-    trials, results/trials/DEVICE.jsonl.gz, and those of results/drawn count too; the fitted model is
-    results/predicted/DEVICE.json. What --measure finds is results/replay/measured-DEVICE.json, and counts in every
-    later replay.
-    """
-    limit_s = _seconds_to_measure(measure, device, defaults)
-    if limit_s is not None:
-        _measure_choices(files, results_folder(results), resolve_device(device), limit_s)
-        return
-    if defaults:
-        _replay_defaults(files, results_folder(results))
-        return
+    """Compare samplers on recorded times: trials until a schedule near the best is found."""
     from autotune.database.trials import studies_in
     from autotune.replay.samplers import SEEDS, load_record, replay_table, write_replay
     from autotune.replay.samplers import replay as run_replay
@@ -120,25 +104,50 @@ def replay(
         print(f"replay: {write_replay(folder, data)}")
 
 
-def _replay_defaults(files: list[Path], results: Path) -> None:
+@app.command(
+    epilog=examples(
+        "equitune replay defaults results/trials/nvidia-h200.jsonl.gz",
+        "equitune replay defaults results/trials/nvidia-h200.jsonl.gz --measure 2m",
+    )
+)
+def defaults(
+    files: Annotated[
+        list[Path], typer.Argument(metavar="TRIALS...", help="A device's trials: results/trials/DEVICE.jsonl.gz.")
+    ],
+    measure: Annotated[
+        str | None,
+        typer.Option(
+            help="On the archive's GPU: measure choices that are only estimates, the most expensive first, for so "
+            "long: 60s, 10m.",
+            rich_help_panel=MEASURING,
+        ),
+    ] = None,
+    device: Annotated[
+        str | None, typer.Option(help="With --measure: cuda or cuda:N.", rich_help_panel=MEASURING)
+    ] = None,
+    results: Results = None,
+) -> None:
+    """Fit the model of untuned schedules: what they cost on problems that are held out in turn.
+
+    The trials of results/drawn count too; the fitted model is results/predicted/DEVICE.json. What --measure finds is
+    results/replay/measured-DEVICE.json, and counts in every later replay.
+    """
+    from autotune.errors import ConfigError
+
+    seconds, folder = budget_seconds(measure, "--measure"), results_folder(results)
+    if seconds is not None:
+        _measure_choices(files, folder, resolve_device(device), seconds)
+        return
+    if device is not None:
+        raise ConfigError(f"--device {device}: a replay needs no device; expected it beside --measure")
     from autotune.replay.untuned import costs_table, measured_line, replay_defaults
 
     for archive in files:
-        record, *written = replay_defaults(archive, results, _say)
+        record, *written = replay_defaults(archive, folder, _say)
         print_rich(costs_table(record))
         _say(measured_line(record["choices"][record["chosen"]], record["compared"]))
         for path in written:
             _say(str(path))
-
-
-def _seconds_to_measure(measure: str | None, device: str | None, defaults: bool) -> float | None:
-    from autotune.errors import ConfigError
-
-    if measure is None and device is not None:
-        raise ConfigError(f"--device {device}: a replay needs no device; expected it beside --measure")
-    if measure is not None and not defaults:
-        raise ConfigError(f"--measure {measure}: expected it beside --defaults")
-    return budget_seconds(measure, "--measure")
 
 
 def _measure_choices(files: list[Path], results: Path, device: str, seconds: float) -> None:
@@ -151,7 +160,7 @@ def _measure_choices(files: list[Path], results: Path, device: str, seconds: flo
         choices, lost = measure_choices(archive, results, device, seconds, _say)
         costs = [choice.cost for choice in choices]
         _say(measured_line(summary(costs), sum(cost.compared for cost in costs)))
-        print_next(f"equitune replay --defaults {archive}")
+        print_next(f"equitune replay defaults {archive}")
         failed += lost
     if failed:
         _say(f"{failed} comparisons failed, see above")

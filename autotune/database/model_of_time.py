@@ -98,7 +98,7 @@ class Trees:
 
 # The file of a fitted model: ``results/predicted/DEVICE.json``, shipped with the package.
 #
-# ``equitune replay --defaults`` writes it, with the record of its cross-validation in ``results/replay``.
+# ``equitune replay defaults`` writes it, with the record of its cross-validation in ``results/replay``.
 
 FORM = 3
 

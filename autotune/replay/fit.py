@@ -328,7 +328,7 @@ FIRST_RUN = "first run"
 #
 # A comparison counts for a choice as long as study, chosen and tuned schedule are the same; for any other choice there
 # is an estimate again. It also is one more trial, from which the model learns for other problems. Each run of
-# ``equitune replay --defaults --measure`` has its date and software, and a row a choice.
+# ``equitune replay defaults --measure`` has its date and software, and a row a choice.
 
 RECORD = "measured"
 NAMES = ("label", "operation", "direction", "dtype", "layout", "graph_class")

@@ -88,7 +88,7 @@ def read_choices(archive: Path, results: Path) -> list[Choice]:
     archive: ``results/trials/DEVICE.jsonl.gz``. ConfigError if the record is none of this archive and database.
     """
     slug = archive.name.removesuffix(SUFFIX)
-    path, again = record_path(results, slug), f"run first: equitune replay --defaults {archive}"
+    path, again = record_path(results, slug), f"run first: equitune replay defaults {archive}"
     if not (archive.is_file() and path.is_file()):
         raise ConfigError(f"{archive} or its record {path} does not exist; {again}")
     database = database_path(results, slug)

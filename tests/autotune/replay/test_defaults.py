@@ -147,7 +147,7 @@ def test_drawn_problems_teach_the_model_and_join_the_pool(small: Path) -> None:
 @pytest.mark.slow
 def test_the_command_holds_each_problem_out(small: Path, capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit) as left:
-        main(["replay", "--defaults", str(small / "trials" / ARCHIVE.name), "--results", str(small)])
+        main(["replay", "defaults", str(small / "trials" / ARCHIVE.name), "--results", str(small)])
     text = capsys.readouterr().out
     assert not left.value.code, text
     assert all(f"without {label}" in text for label in LABELS) and "beyond" in text
@@ -167,7 +167,7 @@ def test_a_compared_choice_counts_with_its_ratio_in_the_next_replay(
 ) -> None:
     def replayed() -> tuple[dict[str, Any], str]:
         with pytest.raises(SystemExit):
-            main(["replay", "--defaults", str(small / "trials" / ARCHIVE.name), "--results", str(small)])
+            main(["replay", "defaults", str(small / "trials" / ARCHIVE.name), "--results", str(small)])
         return json.loads((small / "replay" / "defaults-nvidia-h200.json").read_text()), capsys.readouterr().out
 
     before, text = replayed()
@@ -204,7 +204,7 @@ def test_trials_without_a_database_are_an_error(small: Path, tmp_path: Path) -> 
 
 def test_the_shipped_table_is_of_the_shipped_records(record: dict[str, Any]) -> None:
     assert (record["archive"], record["drawn"]) == digests(ARCHIVE, RESULTS), (
-        "run: equitune replay --defaults results/trials/nvidia-h200.jsonl.gz"
+        "run: equitune replay defaults results/trials/nvidia-h200.jsonl.gz"
     )
     table = table_from(json.loads(table_path(RESULTS, "nvidia-h200").read_text()))
     assert table.expected == expected_of(record["choices"])
@@ -325,7 +325,7 @@ def test_the_shipped_record_has_legal_choices_and_counts_what_was_measured(recor
     choices = read_choices(ARCHIVE, RESULTS)
     facts = facts_of(load_table(RESULTS / "nvidia-h200.json").device)
     assert len(choices) == record["studies"] == len({name_of(one.entry) for one in choices})
-    again = "run: equitune replay --defaults results/trials/nvidia-h200.jsonl.gz"
+    again = "run: equitune replay defaults results/trials/nvidia-h200.jsonl.gz"
     assert sum(one.cost.compared for one in choices) == record["compared"], again
     assert [round(one.cost.ratio, 4) for one in choices] == [row[7] for row in record["rows"]], again
     for one in choices[::10]:
