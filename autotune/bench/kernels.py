@@ -36,8 +36,7 @@ from autotune.bench.rows import (
     table_lines,
     without_noise,
 )
-from autotune.compare.comparison import ComparisonResult, run_comparison
-from autotune.compare.comparison_worker import ComparisonSetting
+from autotune.compare.comparison import ComparisonResult, ComparisonSetting, run_comparison
 from autotune.compare.peers import ADAPTERS
 from autotune.compare.precompile import (
     COMPILED_PEER,

@@ -20,6 +20,7 @@ from autotune.bench import session as measuring
 from autotune.bench.contenders import SYMMETRIX, chosen, contenders_of
 from autotune.bench.model_rows import (
     Row,
+    aligned,
     identity_of,
     is_current,
     signed,
@@ -284,9 +285,7 @@ def why_ended(cell: StoredCell) -> str:
 def table_lines(rows: Sequence[Mapping[str, Any]]) -> list[str]:
     """One line per model and contender, Equitune first."""
     heads = ("model", "dtype", "path", "atoms", "over largest other", "edges", "memory", "a step", "ended by")
-    body = [heads, *(_line(row, name) for row in rows for name in row["contenders"])]
-    widths = [max(len(cells[column]) for cells in body) for column in range(len(heads))]
-    return ["  ".join(cell.ljust(width) for cell, width in zip(cells, widths, strict=True)).rstrip() for cells in body]
+    return aligned([heads, *(_line(row, name) for row in rows for name in row["contenders"])])
 
 
 def _line(row: Mapping[str, Any], name: str) -> tuple[str, ...]:

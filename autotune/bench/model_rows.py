@@ -213,8 +213,13 @@ def table_lines(rows: Sequence[Row]) -> list[str]:
     if any(JOINT in row["contenders"] for row in rows):
         beside = ["with cuEquivariance", *(_joint(row["contenders"]) for row in rows)]
         body = [(*cells[:4], one, *cells[4:]) for cells, one in zip(body, beside, strict=True)]
-    widths = [max(len(cells[column]) for cells in body) for column in range(len(body[0]))]
-    return ["  ".join(cell.ljust(width) for cell, width in zip(cells, widths, strict=True)).rstrip() for cells in body]
+    return aligned(body)
+
+
+def aligned(body: Sequence[Sequence[str]]) -> list[str]:
+    """A line for each row of cells, whose columns are as wide as their widest cell."""
+    widths = [max(map(len, column)) for column in zip(*body, strict=True)]
+    return ["  ".join(map(str.ljust, cells, widths)).rstrip() for cells in body]
 
 
 def _line(row: Row) -> tuple[str, ...]:
