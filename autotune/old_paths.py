@@ -21,7 +21,7 @@ MOVED: dict[str, str] = {
     "cli.pack": "cli.packs.command",
     "cli.packing": "cli.packs.certificates cli.packs.of_model cli.packs.of_problem cli.packs.of_suite",
     "cli.tune": "cli.tune_model",
-    "compare.comparison": "compare.sampling",
+    "compare.comparison": "compare.comparison_worker compare.sampling",
     "compare.peers.harmonics": "compare.peers.edge_vectors compare.peers.spherical_harmonics",
     "compare.precompile": "compare.ahead compare.idle_process",
     "database.knobs": "database.candidates.knob_choices database.candidates.legal_form",

@@ -16,7 +16,7 @@ from concurrent.futures.process import BrokenProcessPool
 from dataclasses import dataclass
 from typing import Any
 
-from autotune.compare.comparison_worker import Schedules
+from autotune.compare.comparison import Schedules
 from autotune.compare.torch_cache import noted, take_note
 from autotune.measure import worker as processes
 from autotune.measure.kinds import measured_kind
@@ -268,7 +268,6 @@ class IdleProcess:
     passes: tuple[str, ...] = ()
 
     def open(self) -> Any:
-        from autotune.compare import comparison_worker  # noqa: F401
         from autotune.measure import timing  # noqa: F401
         from autotune.measure.references import build_ahead
 

@@ -13,8 +13,7 @@ from pathlib import Path
 from time import monotonic
 from typing import Any
 
-from autotune.compare.comparison import Result, run_comparison
-from autotune.compare.comparison_worker import ComparisonSetting
+from autotune.compare.comparison import ComparisonSetting, Result, run_comparison
 from autotune.compare.precompile import IdleProcess, compile_ahead, kernels_of
 from autotune.database.entry import Entry
 from autotune.database.maintenance import driver_version, now_text, software_versions

@@ -15,8 +15,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from autotune.compare.comparison import ComparisonResult, Result, run_comparison
-from autotune.compare.comparison_worker import ComparisonSetting
+from autotune.compare.comparison import ComparisonResult, ComparisonSetting, Result, run_comparison
 from autotune.database.entry import Entry
 from autotune.database.maintenance import (
     environment_hash,

@@ -21,8 +21,7 @@ import torch
 from places import ROOT
 from tiny_config import CONFIG
 
-from autotune.compare.comparison import LEFT_OUT, run_comparison
-from autotune.compare.comparison_worker import ComparisonSession, ComparisonSetting
+from autotune.compare.comparison import LEFT_OUT, ComparisonSession, ComparisonSetting, run_comparison
 from autotune.database import trials as trial_records
 from autotune.database.store import Database
 from autotune.errors import PeerError

@@ -28,8 +28,7 @@ from typing import Any
 import torch
 from places import ROOT
 
-from autotune.compare.comparison import run_comparison
-from autotune.compare.comparison_worker import ComparisonSetting
+from autotune.compare.comparison import ComparisonSetting, run_comparison
 from autotune.database.maintenance import now_text, software_versions
 from autotune.database.store import Database, database_path
 from autotune.measure.kinds import space_of

@@ -21,11 +21,12 @@ from autotune.compare.comparison import (
     HOST_ROWS,
     HOST_ROWS_OF_SLOW,
     OUR_MIN_SAMPLES,
+    Answer,
     ComparisonResult,
+    ComparisonSetting,
     _Comparison,
     run_comparison,
 )
-from autotune.compare.comparison_worker import Answer, ComparisonSetting
 from autotune.compare.peers.e3nn import OUT_OF_TIME
 from autotune.compare.precompile import compile_ahead, kind_of, known_failures
 from autotune.errors import ConfigError, WorkerError

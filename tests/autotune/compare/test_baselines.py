@@ -11,9 +11,9 @@ from typing import Any
 import pytest
 import torch
 
-from autotune.compare import comparison_worker
+from autotune.compare import comparison
 from autotune.compare import peers as baselines
-from autotune.compare.comparison_worker import ComparisonSession, ComparisonSetting
+from autotune.compare.comparison import ComparisonSession, ComparisonSetting
 from autotune.compare.peers import cuequivariance as cuequivariance_peer
 from autotune.compare.peers import e3nn as e3nn_peer
 from autotune.compare.peers import openequivariance as openequivariance_peer
@@ -126,8 +126,8 @@ def test_peers_warm_up_with_as_many_calls_as_they_need(monkeypatch: pytest.Monke
         session.contenders[name] = types.SimpleNamespace(force_step=None)
         answer = session.warm_up(name, "force+step")
         assert (answer.error, answer.seconds, answer.memory_bytes, answer.host_us) == ("", 0.5, 7, 3.0)
-    limit = comparison_worker.WARM_UP_LIMIT_S
-    assert warmed == [(60, 0.05, limit), (3, 0.05, limit), (comparison_worker.WARM_UP_CALLS, 0.02, limit)]
+    limit = comparison.WARM_UP_LIMIT_S
+    assert warmed == [(60, 0.05, limit), (3, 0.05, limit), (comparison.WARM_UP_CALLS, 0.02, limit)]
     tuning = [adapter.warm_up_calls for adapter in baselines.ADAPTERS if adapter.name == "cuequivariance"]
     assert tuning and min(tuning) >= 60, "its kernels are chosen during the first calls"
 

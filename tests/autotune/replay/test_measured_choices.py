@@ -13,8 +13,7 @@ import pytest
 from places import ROOT
 
 from autotune.cli.commands import main
-from autotune.compare.comparison import ComparisonResult, Result
-from autotune.compare.comparison_worker import ComparisonSetting
+from autotune.compare.comparison import ComparisonResult, ComparisonSetting, Result
 from autotune.database.predicted import plan_of
 from autotune.database.store import load_table
 from autotune.errors import WorkerError

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from autotune.compare.comparison_worker import ComparisonSession, ComparisonSetting
+from autotune.compare.comparison import ComparisonSession, ComparisonSetting
 from autotune.compare.peers.peer import CheckedPasses
 from autotune.compare.precompile import IdleProcess, build_peers
 from autotune.measure.references import e3nn_product

@@ -12,8 +12,7 @@ import pytest
 from database_samples import HOST, PROBLEM, entry, store
 from places import ROOT, shipped
 
-from autotune.compare.comparison import ComparisonResult, Result
-from autotune.compare.comparison_worker import ComparisonSession, ComparisonSetting
+from autotune.compare.comparison import ComparisonResult, ComparisonSession, ComparisonSetting, Result
 from autotune.database.entry import Entry
 from autotune.database.maintenance import hash_of_entry, merge_file
 from autotune.database.store import Database, database_path, device_record, read_table, to_text
