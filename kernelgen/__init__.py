@@ -43,7 +43,7 @@ if TYPE_CHECKING:
     from kernelgen.kernels.product.defaults import default_schedule
     from kernelgen.kernels.product.schedule import CudaSchedule, HostSchedule, Schedule, schedule_from_dict
     from kernelgen.kernels.spec import Spec
-    from kernelgen.ops.family import build_family
+    from kernelgen.ops.base import build_family
     from kernelgen.ops.harmonics import HarmonicsOperator, build_harmonics
     from kernelgen.ops.product import Operator, build
     from kernelgen.ops.symmetric_contraction import ContractionOperator, build_contraction
@@ -132,7 +132,7 @@ _HOMES = {
     "__version__": "kernelgen.version",
     "build": "kernelgen.ops.product",
     "build_contraction": "kernelgen.ops.symmetric_contraction",
-    "build_family": "kernelgen.ops.family",
+    "build_family": "kernelgen.ops.base",
     "build_harmonics": "kernelgen.ops.harmonics",
     "check_indices": "kernelgen.runtime.graph",
     "compile_many": "kernelgen.compile.compiler",
@@ -151,7 +151,6 @@ _OPERATORS = (
     "kernelgen.ops.product",
     "kernelgen.ops.harmonics",
     "kernelgen.ops.symmetric_contraction",
-    "kernelgen.ops.family",
 )
 
 

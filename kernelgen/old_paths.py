@@ -58,7 +58,7 @@ MOVED: dict[str, str] = {
     "kernels.radial.warpgroup": "emit.radial.warpgroup emit.radial.warpgroup_calls emit.radial.warpgroup_values",
     "kernels.source": "emit.launch emit.source",
     "kernels.spec": "emit.signature schedule.kernel_spec",
-    "ops.base": "harmonics_library library ops.registry",
+    "ops.base": "harmonics_library library ops.family ops.registry",
     "ops.edge_networks": "ops.edges.networks ops.edges.products ops.edges.silu ops.edges.tall_matrices",
     "ops.gates": "ops.nodes.gates",
     "ops.harmonics": "ops.harmonics_operator ops.harmonics_ops",

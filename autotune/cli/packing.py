@@ -112,7 +112,7 @@ def _calls_on(kind: str, text: str, operation: str, dtype: str, layout: str, tra
     calls += [Call("tp_backward", operator.text, "", outputs) for outputs in _subsets("xyw")]
     if training:
         calls += [Call("tp_double_backward", operator.text, *of) for of in _TRAINING]
-    return [call for call in calls if all(_is_legal(one, call) for one in getattr(operator, "members", (operator,)))]
+    return [call for call in calls if all(_is_legal(one, call) for one in operator.members or (operator,))]
 
 
 def _is_legal(operator: Operator, call: Call) -> bool:

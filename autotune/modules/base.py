@@ -26,8 +26,7 @@ from kernelgen.device import DeviceFacts, check_cuda, device_facts
 from kernelgen.errors import InputError, ProblemError, ToolMissingError, UnsupportedError
 from kernelgen.kernels.knobs import Knobs
 from kernelgen.kernels.product.schedule import Schedule
-from kernelgen.ops.base import OPERATORS
-from kernelgen.ops.family import build_family
+from kernelgen.ops.base import OPERATORS, build_family
 from kernelgen.ops.product import Operator, build
 from kernelgen.problem.product import TensorProductProblem
 from kernelgen.problem.sizes import size_class

@@ -1,8 +1,9 @@
 """Differentiable torch operators: what ``kernelgen.build`` returns.
 
 In: a problem and its schedules. Out: an operator, differentiable twice, that torch can compile and export. Read
-``base``, ``product`` with ``first_run`` (a choice of schedules) and ``autograd`` (eager calls), ``library`` (the ops
-``equitune::tp_*`` for tracing), ``transforms`` (``torch.func``) and ``family`` (one for each size of graph). The other
-kinds are ``harmonics``, ``vectors`` (products with harmonics of edge vectors), ``symmetric_contraction`` and
-``radial_convolution``. Beside convolutions: ``gates`` and ``node_matrices`` at nodes, ``edge_networks`` at edges.
+``base`` (what all have: text, families for graphs of any size), ``library`` (a signature gives the torch ops, autograd
+and function transforms, with ``transforms``) and ``harmonics``, the shortest kind; then ``symmetric_contraction`` and
+``product`` with ``first_run`` (a choice of schedules) and ``autograd`` (eager calls). Products are parts of ``vectors``
+(with harmonics of edge vectors) and ``radial_convolution``. Beside convolutions, without schedules: ``gates`` and
+``node_matrices`` at nodes, ``edge_networks`` at edges.
 """

@@ -12,24 +12,41 @@ the edge gradient depends on it through an empty tensor (``link``).
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from kernelgen.arithmetic.directions import backward, double_backward, forward
 from kernelgen.compat import is_eager, is_transforming
-from kernelgen.ops.library import along_tangents, no_third_derivative, only, present, used_slots, will_run
+from kernelgen.ops.base import resolve
+from kernelgen.ops.library import Maybe, Signature, define, define_op, used_slots, will_run
 from kernelgen.ops.transforms import call
-from kernelgen.runtime.call import empty
-from kernelgen.runtime.graph import NO_ORDER
+from kernelgen.runtime.call import Graph, empty
+from kernelgen.runtime.graph import NO_ORDER, order_by
 from kernelgen.runtime.known_graphs import Edges
 from kernelgen.runtime.runner import DirectCalls
 
-if TYPE_CHECKING:
-    from kernelgen.runtime.call import Graph
+PRODUCT = Signature(
+    name="tp",
+    slots="xyw",
+    inputs=("x", "y", "w"),
+    tangents=("tx", "ty", "tw"),
+    rest=(
+        "Tensor? sender",
+        "Tensor? receiver",
+        "Tensor? spans",
+        "Tensor? perm",
+        "Tensor? sender_spans",
+        "Tensor? sender_perm",
+        "SymInt num_out",
+    ),
+    is_multilinear=True,
+    noun="a tensor product",
+    instead="problem.reference() of e3nn",
+)
+define(PRODUCT)
 
-Maybe = Tensor | None
 # Cotangents of failed passes, which no node fetches, are dropped after this many passes.
 _KEPT_PASSES = 8
 _SMALL_WEIGHTS = 1 << 21
@@ -54,7 +71,7 @@ def product(
     return operator.run_on(graph, forward(), (x, None, y, None, w, None, None, None))["g"]
 
 
-def _edges(graph: Graph) -> tuple:
+def edges_of(graph: Graph) -> tuple:
     """A graph as arguments of the ops."""
     return graph.sender, graph.receiver, *graph.order, graph.num_out
 
@@ -96,8 +113,7 @@ def gradient_of_product(
 ) -> tuple[Maybe, ...]:
     """First gradients for a value's node, if they will be differentiated again or torch transforms them."""
     if is_transforming(g):
-        found = call("tp_backward", *xyw, g, *_edges(graph), wanted, ctx.operator.text)
-        return only(found, "xyw", wanted)
+        return PRODUCT.backward((*xyw, g), edges_of(graph), wanted, ctx.operator.text)
     return _Backward.apply(*xyw, g, link, wanted, graph, ctx.operator, ctx.pending)
 
 
@@ -115,7 +131,7 @@ class _Backward(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, *tangents: Maybe) -> tuple[Maybe, ...]:
-        given, wanted = present(*tangents), _needed(ctx, "xywg")
+        given, wanted = PRODUCT.present(tangents), _needed(ctx, "xywg")
         x, y, w, g, *of_graph = ctx.saved_tensors
         graph = ctx.graph.of_saved(of_graph)
         transforming = is_transforming(*tangents)
@@ -128,8 +144,7 @@ class _Backward(torch.autograd.Function):
         if not outputs:
             return (None,) * 9
         if transforming:
-            rest = (*_edges(graph), outputs, ctx.operator.text)
-            found = only(call("tp_double_backward", x, y, w, g, *tangents, *rest), "xywg", outputs)
+            found = PRODUCT.double_backward((x, y, w, g), tangents, edges_of(graph), outputs, ctx.operator.text)
         else:
             found = _second((x, y, w, g), (*tangents, None), outputs, graph, ctx.operator)
         return (*found, *(None,) * 5)
@@ -154,7 +169,7 @@ class _Second(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, x: Tensor, y: Tensor, w: Tensor, g: Tensor, *rest: Any) -> tuple[Maybe, ...]:
         outputs, ctx.graph, ctx.operator = rest[4:]
-        ctx.along = present(*rest[:4])
+        ctx.along = PRODUCT.present(rest[:4])
         ctx.save_for_backward(x, y, w, g, *ctx.graph.saved)
         ctx.set_materialize_grads(False)
         found = second_gradients((x, y, w, g), rest[:4], outputs, ctx.graph, ctx.operator)
@@ -163,15 +178,15 @@ class _Second(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, *cotangents: Maybe) -> tuple:
         if used_slots(ctx, "xywg"):
-            return no_third_derivative()
-        given, wanted = present(*cotangents), used_slots(ctx, ctx.along, first=4)
+            return PRODUCT.no_third_derivative()
+        given, wanted = PRODUCT.present(cotangents), used_slots(ctx, ctx.along, first=4)
         outputs = double_backward(given, wanted).live_outputs if wanted and given else ""
         if not outputs:
             return (None,) * 11
         x, y, w, g, *of_graph = ctx.saved_tensors
         graph = ctx.graph.of_saved(of_graph)
         if is_transforming(*cotangents):
-            found = along_tangents((x, y, w, g), cotangents, outputs, _edges(graph), ctx.operator.text)
+            found = PRODUCT.along_tangents((x, y, w, g), cotangents, edges_of(graph), outputs, ctx.operator.text)
         else:
             found = _second((x, y, w, g), cotangents, outputs, graph, ctx.operator)
         return (*(None,) * 4, *found, None, None, None)
@@ -184,7 +199,7 @@ def second_gradients(
     (x, y, w, g), (tx, ty, tw, tg) = primal, tangents
     if outputs == "g":
         tg = None  # has no part in it
-    direction, operands = double_backward(present(tx, ty, tw, tg), outputs), (x, tx, y, ty, w, tw, g, tg)
+    direction, operands = double_backward(PRODUCT.present((tx, ty, tw, tg)), outputs), (x, tx, y, ty, w, tw, g, tg)
     if direction.tangents in ("y", "g") and "g" not in outputs or outputs == "g":
         return _first_of(direction.tangents, operands, outputs, graph, operator)
     return operator.run_on(graph, direction, operands)
@@ -258,3 +273,39 @@ def sole_leaves(x: Tensor, y: Tensor, w: Tensor, graph: Graph, operator: DirectC
         return ""
     slots = [(slot, t) for slot, t in (("x", x), ("y", y), ("w", w)) if t.requires_grad]
     return "".join(slot for slot, _ in slots) if all(t.is_leaf for _, t in slots) else ""
+
+
+# The op that orders a traced graph's edges.
+
+
+def order_for_size(nodes: Tensor, num_out: int, count: int, end: str, spec: str) -> tuple[Tensor, Tensor]:
+    """Spans and permutation by one end of a traced graph's edges, if a family's member for its size needs them."""
+    spans, perm = torch.ops.equitune.tp_order.default(nodes, num_out, count, end, spec)
+    return spans, perm
+
+
+def _tp_order(nodes: Tensor, num_out: int, count: int, end: str, spec: str) -> tuple[Tensor, Tensor]:
+    operator: Any = resolve(spec).for_size(nodes.shape[0], num_out)
+    if operator.by_receiver if end == "receiver" else operator.by_sender:
+        spans, perm = order_by(end, nodes, count)
+        assert perm is not None
+        return spans, perm
+    return _fake_order(nodes, num_out, count, end, spec)  # which no kernel reads
+
+
+def _fake_order(nodes: Tensor, num_out: int, count: int, end: str, spec: str) -> tuple[Tensor, Tensor]:
+    return nodes.new_empty((count, 3), dtype=torch.int32), nodes.new_empty(nodes.shape, dtype=torch.int32)
+
+
+def _rows_of_orders(info: Any, in_dims: tuple, nodes: Tensor, *rest: Any) -> tuple:
+    orders = [order_for_size(one, *rest) for one in nodes.unbind(in_dims[0])]
+    return tuple(torch.stack(part) for part in zip(*orders, strict=True)), (0, 0)
+
+
+define_op(
+    "tp_order",
+    "(Tensor nodes, SymInt num_out, SymInt count, str end, str spec) -> (Tensor, Tensor)",
+    run=_tp_order,
+    fake=_fake_order,
+    vmap=_rows_of_orders,
+)

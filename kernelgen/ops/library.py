@@ -1,246 +1,415 @@
-"""The torch ops ``equitune::tp_*``, which make an operator visible to fake tensors, compile and export.
+"""What torch sees of an operator, made from its signature: ops of the namespace ``equitune``, and eager calls.
 
-An op gets its operator as text (``Operator.text``), from which any process can rebuild it. A gradient op returns one
-tensor for each slot; slots that ``outputs`` does not name are empty tensors. Eager calls bypass these ops:
-``kernelgen.ops.autograd`` runs the same operators with less host time.
+An operator is a function of some inputs, the value, which is differentiable twice. With a cotangent g of the value,
+F = <g, value>, and with tangents t of the inputs, S = sum over inputs s of <t_s, dF/ds>. Three ops compute
+
+    forward           the value, which is dF/dg
+    backward          first gradients dF/ds
+    double_backward   second gradients: of S with respect to the inputs and g
+
+An op gets its operator as text, from which any process can rebuild it. Gradients that its ``outputs`` do not name are
+empty tensors. S is linear in the tangents, and F's Hessian is symmetric: gradients of S by tangents are second
+gradients along the cotangents. All others of S are third derivatives, which are refused.
+
+Eager calls bypass the ops, which costs less host time: :func:`differentiable`.
 """
 
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable
-from typing import Any
+from abc import abstractmethod
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from operator import attrgetter, is_
+from typing import Any, ClassVar, NamedTuple
 
 import torch
 from torch import Tensor
 
-from kernelgen.arithmetic.directions import backward, double_backward, forward
-from kernelgen.compat import register_vmap
+from kernelgen.compat import is_eager, is_transforming, register_vmap
 from kernelgen.errors import UnsupportedError
-from kernelgen.ops.base import resolve
-from kernelgen.ops.transforms import Rows, add_function, call
-from kernelgen.runtime.graph import EdgeOrder, order_by
-from kernelgen.runtime.runner import DirectCalls
-
-_GRAPH = (
-    "Tensor? sender, Tensor? receiver, Tensor? spans, Tensor? perm, Tensor? sender_spans, Tensor? sender_perm, "
-    "SymInt num_out"
-)
-_TANGENTS = "Tensor? tx, Tensor? ty, Tensor? tw"
-SCHEMAS = {
-    "tp_forward": f"(Tensor x, Tensor y, Tensor w, {_GRAPH}, str spec) -> Tensor",
-    "tp_backward": f"(Tensor x, Tensor y, Tensor w, Tensor g, {_GRAPH}, str outputs, str spec)"
-    " -> (Tensor, Tensor, Tensor)",
-    "tp_double_backward": f"(Tensor x, Tensor y, Tensor w, Tensor g, {_TANGENTS}, {_GRAPH}, str outputs, str spec)"
-    " -> (Tensor, Tensor, Tensor, Tensor)",
-    "tp_order": "(Tensor nodes, SymInt num_out, SymInt count, str end, str spec) -> (Tensor, Tensor)",
-}
-# Number of arguments for the graph: index tensors and the number of destinations.
-GRAPH_ARGUMENTS = 7
-# Kept as long as the process lives: deleting it would unregister the ops.
-_library = torch.library.Library("equitune", "DEF")
+from kernelgen.ops.base import RegisteredOperator, resolve
+from kernelgen.ops.transforms import add_function, call
 
 Maybe = Tensor | None
+# What a user who meets a refused derivative may have wanted.
+HESSIAN_PRODUCTS = "products of a Hessian with vectors are (torch.autograd.functional.hvp and vhp)"
 
 
-def _operator(text: str) -> DirectCalls:
-    return resolve(text)
+@dataclass(frozen=True)
+class Signature:
+    """The arguments of an operator's ops, and the derivatives that follow from what it is.
+
+    name: ``sh`` of the ops ``equitune::sh_forward``, ``sh_backward`` and ``sh_double_backward``.
+    slots: one letter for each input; outputs are named by them, and by ``g``.
+    inputs, tangents: names of the tensors of these slots.
+    rest: declarations of arguments without gradients, tensors first.
+    is_multilinear: the value is linear in each input, so that dF/ds does not depend on s.
+    noun, instead: what it is, and what a user may differentiate three times instead.
+    """
+
+    name: str
+    slots: str
+    inputs: tuple[str, ...]
+    tangents: tuple[str, ...]
+    noun: str
+    instead: str
+    rest: tuple[str, ...] = ()
+    is_multilinear: bool = False
+
+    @property
+    def is_single(self) -> bool:
+        """With one input a first gradient needs no ``outputs``, and a second one always has its tangent."""
+        return len(self.slots) == 1
+
+    def live(self, tangents: str, outputs: str) -> str:
+        """The outputs among S's gradients that are not zero for tangents of these slots alone."""
+        if not self.is_multilinear:
+            return outputs if tangents else ""
+        return "".join(slot for slot in outputs if tangents.replace(slot, ""))
+
+    def backward(self, primal: tuple, rest: tuple, outputs: str, text: str) -> tuple[Maybe, ...]:
+        """First gradients by the op: by slot, None for those that ``outputs`` does not name. primal: inputs and g."""
+        if self.is_single:
+            return (call(f"{self.name}_backward", *primal, *rest, text),)
+        return only(call(f"{self.name}_backward", *primal, *rest, outputs, text), self.slots, outputs)
+
+    def double_backward(
+        self, primal: tuple, tangents: tuple[Maybe, ...], rest: tuple, outputs: str, text: str
+    ) -> tuple[Maybe, ...]:
+        """The same of second gradients, by the slots of inputs and g."""
+        found = call(f"{self.name}_double_backward", *primal, *tangents, *rest, outputs, text)
+        return only(found, self.slots + "g", outputs)
+
+    def along_tangents(
+        self, primal: tuple, tangents: tuple[Maybe, ...], rest: tuple, outputs: str, text: str
+    ) -> tuple[Maybe, ...]:
+        """F's Hessian times tangents of inputs and g (None: zero), by the ops, so that torch differentiates it."""
+        *of_inputs, of_g = tangents
+        terms, live = [], self.live(self.present(of_inputs), outputs)
+        if live:
+            terms.append(self.double_backward(primal, tuple(of_inputs), rest, live, text))
+        first = outputs.replace("g", "")
+        if of_g is not None and first:
+            terms.append((*self.backward((*primal[:-1], of_g), rest, first, text), None))
+        found = [[grad for each in terms if (grad := each[place]) is not None] for place in range(len(tangents))]
+        return tuple(functools.reduce(torch.add, grads) if grads else None for grads in found)
+
+    def present(self, tangents: Sequence[Maybe]) -> str:
+        """The slots of the given tangents (of the inputs and perhaps g) that are not None."""
+        return "".join(slot for slot, t in zip(self.slots + "g", tangents, strict=False) if t is not None)
+
+    def no_third_derivative(self, *_: Any) -> tuple:
+        """Refuse the gradient of second derivatives."""
+        raise UnsupportedError(
+            f"third derivatives of {self.noun} are not generated, {HESSIAN_PRODUCTS}; detach the second derivatives, "
+            f"or differentiate {self.instead} instead"
+        )
 
 
-def _of_size(text: str, y: Tensor, num_out: int) -> DirectCalls:
-    """The operator of a text for a graph: a family's operators differ by size."""
-    return resolve(text).for_size(y.shape[0], num_out)
+class DifferentiableOperator(RegisteredOperator):
+    """An operator with a signature. Its three functions compute without autograd; they take the arguments of the ops.
+
+    dim_out: features of a row of the value. row_slots: slots whose tensors have one row an item, which the operator
+    treats separately, so that vmap may merge calls; empty if rows of a call are summed.
+    """
+
+    signature: ClassVar[Signature]
+    dim_out: int
+    row_slots: str = ""
+
+    @abstractmethod
+    def op_forward(self, *arguments: Any) -> Tensor:
+        """The value, of inputs and the rest."""
+
+    @abstractmethod
+    def op_backward(self, *arguments: Any) -> dict[str, Tensor]:
+        """First gradients by slot, of inputs, g, the rest and ``outputs``."""
+
+    @abstractmethod
+    def op_double_backward(self, *arguments: Any) -> dict[str, Tensor]:
+        """Second gradients by slot, of inputs, g, tangents, the rest and ``outputs``."""
+
+    def sizes(self, inputs: tuple, rest: tuple) -> tuple[int, int]:
+        """The size of a call: rows, such as edges, and rows of the value."""
+        return inputs[0].shape[0], inputs[0].shape[0]
 
 
-def _graph(sender: Maybe, receiver: Maybe, *order_and_size: Any) -> tuple:
-    """The arguments of ``Operator.run`` that follow the operands."""
-    *order, num_out = order_and_size
-    return sender, receiver, num_out, EdgeOrder(*order)
+# Eager calls through autograd. Each function's arguments are those of the op, with the operator instead of its text.
 
 
-def _tp_forward(x: Tensor, y: Tensor, w: Tensor, *rest: Any) -> Tensor:
-    *graph, spec = rest
-    operands = (x, None, y, None, w, None, None, None)
-    return _of_size(spec, y, graph[-1]).run(forward(), operands, *_graph(*graph))["g"]
+def differentiable(operator: DifferentiableOperator, *arguments: Tensor) -> Tensor:
+    """The value of inputs and the rest, differentiable twice."""
+    if not is_eager(*arguments):
+        return call(f"{operator.signature.name}_forward", *arguments, operator.text)
+    if torch.is_grad_enabled() and any(map(_REQUIRES_GRAD, arguments)):
+        return _Value.apply(operator, *arguments)
+    return operator.op_forward(*arguments)
 
 
-def _tp_backward(x: Tensor, y: Tensor, w: Tensor, g: Tensor, *rest: Any) -> tuple[Tensor, ...]:
-    *graph, outputs, spec = rest
-    operands = (x, None, y, None, w, None, g, None)
-    found = _of_size(spec, y, graph[-1]).run(backward(outputs), operands, *_graph(*graph))
-    return _apart(found, "xyw", x)
+_REQUIRES_GRAD, _IS_NONE = attrgetter("requires_grad"), functools.partial(is_, None)
 
 
-def _tp_double_backward(
-    x: Tensor, y: Tensor, w: Tensor, g: Tensor, tx: Maybe, ty: Maybe, tw: Maybe, *rest: Any
-) -> tuple[Tensor, ...]:
-    *graph, outputs, spec = rest
-    operands = (x, tx, y, ty, w, tw, g, None)
-    found = _of_size(spec, y, graph[-1]).run(double_backward(present(tx, ty, tw), outputs), operands, *_graph(*graph))
-    return _apart(found, "xywg", x)
+def gradients(
+    operator: DifferentiableOperator, inputs: tuple, g: Tensor, rest: tuple, outputs: str
+) -> tuple[Maybe, ...]:
+    """First gradients by slot in a backward pass, differentiable once."""
+    if is_transforming(g):
+        return operator.signature.backward((*inputs, g), rest, outputs, operator.text)
+    if torch.is_grad_enabled():
+        return _Gradients.apply(operator, outputs, *inputs, g, *rest)
+    found = operator.op_backward(*inputs, g, *rest, outputs)
+    return tuple(map(found.get, operator.signature.slots))
 
 
-def _apart(found: dict[str, Tensor], slots: str, like: Tensor) -> tuple[Tensor, ...]:
-    """One tensor for each slot. Those that share memory (small outputs) are copied: torch ops may not return them."""
-    whole = {slot: grad.untyped_storage().nbytes() == grad.nbytes for slot, grad in found.items()}
-    return tuple(
-        like.new_empty(0) if slot not in found else found[slot] if whole[slot] else found[slot].clone()
-        for slot in slots
-    )
+class _Value(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, operator: DifferentiableOperator, *arguments: Tensor) -> Tensor:
+        ctx.save_for_backward(*arguments)
+        ctx.operator = operator
+        return operator.op_forward(*arguments)
+
+    @staticmethod
+    def backward(ctx: Any, g: Tensor) -> tuple[Maybe, ...]:
+        operator, arguments = ctx.operator, ctx.saved_tensors
+        slots = operator.signature.slots
+        count = len(slots)
+        outputs = slots if count == 1 else used_slots(ctx, slots)
+        if not outputs:
+            return (None,) * (1 + len(arguments))
+        rest = arguments[count:]
+        return None, *gradients(operator, arguments[:count], g, rest, outputs), *(None,) * len(rest)
 
 
-def present(*tangents: Maybe) -> str:
-    """The slots of the given tangents (of x, y, w and perhaps g) that are not None."""
-    return "".join(slot for slot, tangent in zip("xywg", tangents, strict=False) if tangent is not None)
+class _Gradients(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, operator: DifferentiableOperator, outputs: str, *arguments: Tensor) -> tuple[Maybe, ...]:
+        # A gradient that is not differentiated must arrive as None, so that the kernel omits its tangent.
+        ctx.set_materialize_grads(False)
+        ctx.save_for_backward(*arguments)
+        ctx.operator = operator
+        found = operator.op_backward(*arguments, outputs)
+        return tuple(map(found.get, operator.signature.slots))
+
+    @staticmethod
+    def backward(ctx: Any, *tangents: Maybe) -> tuple[Maybe, ...]:
+        operator, arguments = ctx.operator, ctx.saved_tensors
+        signature, count = operator.signature, len(tangents) + 1
+        outputs = used_slots(ctx, signature.slots + "g")
+        if not outputs or all(map(_IS_NONE, tangents)):
+            return (None,) * (2 + len(arguments))
+        primal, rest = arguments[:count], arguments[count:]
+        if is_transforming(*tangents):
+            found = signature.double_backward(primal, tangents, rest, outputs, operator.text)
+        elif torch.is_grad_enabled():
+            found = _SecondGradients.apply(operator, outputs, *primal, *tangents, *rest)
+        else:
+            by_slot = operator.op_double_backward(*primal, *tangents, *rest, outputs)
+            found = tuple(map(by_slot.get, signature.slots + "g"))
+        return None, None, *found, *(None,) * len(rest)
+
+
+class _SecondGradients(torch.autograd.Function):
+    """Their gradients by tangents are second gradients along the cotangents; all others are third derivatives."""
+
+    @staticmethod
+    def forward(ctx: Any, operator: DifferentiableOperator, outputs: str, *arguments: Maybe) -> tuple[Maybe, ...]:
+        slots = operator.signature.slots + "g"
+        first, last = len(slots), 2 * len(slots) - 1
+        ctx.set_materialize_grads(False)
+        ctx.save_for_backward(*arguments[:first], *arguments[last:])
+        ctx.operator, ctx.along = operator, operator.signature.present(arguments[first:last])
+        found = operator.op_double_backward(*arguments, outputs)
+        return tuple(map(found.get, slots))
+
+    @staticmethod
+    def backward(ctx: Any, *cotangents: Maybe) -> tuple[Maybe, ...]:
+        signature, count = ctx.operator.signature, len(cotangents)
+        if used_slots(ctx, signature.slots + "g"):
+            return signature.no_third_derivative()
+        primal, rest = ctx.saved_tensors[:count], ctx.saved_tensors[count:]
+        wanted = used_slots(ctx, ctx.along, first=count)
+        found = signature.along_tangents(primal, cotangents, rest, wanted, ctx.operator.text)
+        return *(None,) * (2 + count), *found[:-1], *(None,) * len(rest)
+
+
+# The ops.
+
+
+class _Arguments(NamedTuple):
+    """Those of an op. primal: the inputs, and g where the op has it; the other fields are empty where it has none."""
+
+    primal: tuple[Tensor, ...]
+    tangents: tuple[Maybe, ...]
+    rest: tuple
+    outputs: str
+    text: str
+
+
+class _Op:
+    """One op of a signature: its schema, and what is alike in all. Each has a gradient and a jvp besides.
+
+    primal, tangents: slots of its tensors. results: of its results.
+    """
+
+    name: ClassVar[str]
+
+    def __init__(self, signature: Signature, primal: str, tangents: str, results: str) -> None:
+        self.signature, self.primal, self.tangents, self.results = signature, primal, tangents, results
+        # With one input there is nothing to choose among first gradients, and a second one always has its tangent.
+        self.has_outputs = self.name == "double_backward" or len(results) > 1
+        self.implied = (results,) if self.name == "backward" and not self.has_outputs else ()
+        optional = "?" if len(signature.slots) > 1 else ""
+        declared = [
+            *(f"Tensor {name}" for name in (*signature.inputs, "g")[: len(primal)]),
+            *(f"Tensor{optional} {name}" for name in signature.tangents[: len(tangents)]),
+            *signature.rest,
+            *(["str outputs"] if self.has_outputs else []),
+            "str spec",
+        ]
+        returned = ", ".join(["Tensor"] * len(results))
+        self.schema = f"({', '.join(declared)}) -> " + (returned if len(results) == 1 else f"({returned})")
+        self.count = len(declared)
+        self.saved = sum(each.startswith("Tensor") for each in signature.rest)
+
+    def run(self, *arguments: Any) -> Tensor | tuple[Tensor, ...]:
+        operator = resolve(arguments[-1])
+        if operator.members:
+            given = self.split(arguments)
+            operator = operator.for_size(*operator.sizes(given.primal, given.rest))
+        found = getattr(operator, f"op_{self.name}")(*arguments[:-1], *self.implied)
+        if self.name == "forward":
+            return found
+        like = arguments[0]
+        return _one_or_all(tuple(found[slot] if slot in found else like.new_empty(0) for slot in self.results))
+
+    def fake(self, *arguments: Any) -> Tensor | tuple[Tensor, ...]:
+        given = self.split(arguments)
+        if self.name == "forward":
+            return self.new_value(Tensor.new_empty, given.primal, given.rest, given.text)
+        likes = zip(self.results, given.primal, strict=False)
+        return _one_or_all(tuple(like.new_empty(like.shape if slot in given.outputs else (0,)) for slot, like in likes))
+
+    def new_value(self, new: Callable[..., Tensor], inputs: tuple, rest: tuple, text: str) -> Tensor:
+        """A tensor of the value's shape."""
+        operator = resolve(text)
+        return new(inputs[0], (operator.sizes(inputs, rest)[1], operator.dim_out))
+
+    def split(self, arguments: tuple) -> _Arguments:
+        first, last = len(self.primal), -2 if self.has_outputs else -1
+        second = first + len(self.tangents)
+        outputs = arguments[-2] if self.has_outputs else self.results
+        return _Arguments(arguments[:first], arguments[first:second], arguments[second:last], outputs, arguments[-1])
+
+    def setup(self, ctx: Any, inputs: tuple, output: Any) -> None:
+        # Cotangents and tangents that are zero must arrive as None, so that kernels omit them.
+        ctx.set_materialize_grads(False)
+        primal, tangents, rest, ctx.outputs, ctx.text = self.split(inputs)
+        ctx.save_for_backward(*primal, *rest[: self.saved])
+        ctx.rest = rest[self.saved :]
+        if tangents:
+            ctx.along = self.signature.present(tangents)
+
+    def kept(self, ctx: Any) -> tuple[tuple[Tensor, ...], tuple]:
+        """The primal tensors and the rest of :meth:`setup`."""
+        saved, count = ctx.saved_tensors, len(self.primal)
+        return saved[:count], (*saved[count:], *ctx.rest)
+
+    def padded(self, *found: Maybe) -> tuple[Maybe, ...]:
+        """Gradients of the first arguments, and None for the others."""
+        return (*found, *(None,) * (self.count - len(found)))
+
+    def rows(self, arguments: tuple, in_dims: tuple[int | None, ...]) -> tuple[int, ...] | None:
+        """See ``kernelgen.ops.transforms.Rows``."""
+        given = self.split(arguments)
+        by_row = resolve(given.text).row_slots
+        slots = self.primal + self.tangents
+        shared = any(dim is not None and slot not in by_row for slot, dim in zip(slots, in_dims, strict=False))
+        if not by_row or shared or not set(given.outputs) <= set(by_row):
+            return None
+        return tuple(place for place, slot in enumerate(slots) if slot in by_row)
+
+
+class _Forward(_Op):
+    name = "forward"
+
+    def gradient(self, ctx: Any, *cotangents: Maybe) -> tuple:
+        (g,), outputs = cotangents, _needed(ctx, self.signature.slots)
+        if g is None or not outputs:
+            return self.padded()
+        primal, rest = self.kept(ctx)
+        return self.padded(*self.signature.backward((*primal, g), rest, outputs, ctx.text))
+
+    def jvp(self, ctx: Any, *tangents: Maybe) -> Tensor:
+        primal, rest = self.kept(ctx)
+        of_inputs = tangents[: len(primal)]
+        if not self.signature.is_multilinear:
+            # It equals the gradient of S with respect to g, for any g.
+            g = self.new_value(Tensor.new_zeros, primal, rest, ctx.text)
+            found = self.signature.double_backward((*primal, g), of_inputs, rest, "g", ctx.text)[-1]
+            assert found is not None
+            return found
+        changes = [
+            call(f"{self.signature.name}_forward", *primal[:place], t, *primal[place + 1 :], *rest, ctx.text)
+            for place, t in enumerate(of_inputs)
+            if t is not None
+        ]
+        return functools.reduce(torch.add, changes)
+
+
+class _Backward(_Op):
+    name = "backward"
+
+    def gradient(self, ctx: Any, *cotangents: Maybe) -> tuple:
+        slots = self.signature.slots
+        tangents = tuple(t if slot in ctx.outputs else None for slot, t in zip(slots, cotangents, strict=True))
+        live = self.signature.live(self.signature.present(tangents), _needed(ctx, slots + "g"))
+        if not live:
+            return self.padded()
+        primal, rest = self.kept(ctx)
+        return self.padded(*self.signature.double_backward(primal, tangents, rest, live, ctx.text))
+
+    def jvp(self, ctx: Any, *tangents: Maybe) -> Tensor | tuple[Tensor, ...]:
+        """The second gradients along the tangents: by symmetry they are the change of the first ones."""
+        primal, rest = self.kept(ctx)
+        found = self.signature.along_tangents(primal, tangents[: len(primal)], rest, ctx.outputs, ctx.text)
+        return _one_or_all(
+            tuple(
+                t.new_zeros(t.shape if slot in ctx.outputs else (0,)) if change is None else change
+                for slot, t, change in zip(self.signature.slots, primal, found, strict=False)
+            )
+        )
+
+
+class _DoubleBackward(_Op):
+    name = "double_backward"
+
+    def gradient(self, ctx: Any, *cotangents: Maybe) -> tuple:
+        """By the tangents alone: second gradients along the cotangents."""
+        if used_slots(ctx, self.primal):
+            return self.signature.no_third_derivative()
+        used = tuple(t if slot in ctx.outputs else None for slot, t in zip(self.primal, cotangents, strict=True))
+        primal, rest = self.kept(ctx)
+        wanted = used_slots(ctx, ctx.along, first=len(primal))
+        found = self.signature.along_tangents(primal, used, rest, wanted, ctx.text)
+        return self.padded(*(None,) * len(primal), *found[:-1])
+
+    def jvp(self, ctx: Any, *tangents: Maybe) -> tuple:
+        return self.signature.no_third_derivative()
+
+
+def _one_or_all(results: tuple[Tensor, ...]) -> Tensor | tuple[Tensor, ...]:
+    return results[0] if len(results) == 1 else results
+
+
+def only(found: tuple[Tensor, ...], slots: str, outputs: str) -> tuple[Maybe, ...]:
+    """The results, with None for slots that ``outputs`` does not name."""
+    return tuple(grad if slot in outputs else None for slot, grad in zip(slots, found, strict=True))
 
 
 def _needed(ctx: Any, slots: str) -> str:
     """The slots (the op's first inputs) that require a gradient."""
     return "".join(slot for slot, needed in zip(slots, ctx.needs_input_grad, strict=False) if needed)
-
-
-def _fake_forward(x: Tensor, y: Tensor, *rest: Any) -> Tensor:
-    num_out, spec = rest[-2:]
-    operator = _operator(spec)
-    return x.new_empty((num_out if operator.is_conv else y.shape[0], operator.problem.dim_out))
-
-
-def _fake_gradients(slots: str) -> Callable[..., tuple[Tensor, ...]]:
-    """The fake function of a gradient op: outputs have the shapes of its first operands x, y, w and g."""
-
-    def fake(*arguments: Any) -> tuple[Tensor, ...]:
-        outputs = arguments[-2]
-        likes = zip(slots, arguments, strict=False)
-        return tuple(like.new_empty(like.shape if slot in outputs else (0,)) for slot, like in likes)
-
-    return fake
-
-
-def _setup_forward(ctx: Any, inputs: tuple, output: Tensor) -> None:
-    # Tangents of forward mode may be None too.
-    ctx.set_materialize_grads(False)
-    ctx.save_for_backward(*inputs[:-2])
-    ctx.num_out, ctx.spec = inputs[-2:]
-
-
-def _backward_of_forward(ctx: Any, g: Maybe) -> tuple:
-    outputs, rest = _needed(ctx, "xyw"), (None,) * (GRAPH_ARGUMENTS + 1)
-    if g is None or not outputs:
-        return (None, None, None, *rest)
-    x, y, w, *graph = ctx.saved_tensors
-    found = call("tp_backward", x, y, w, g, *graph, ctx.num_out, outputs, ctx.spec)
-    return (*only(found, "xyw", outputs), *rest)
-
-
-def _setup_backward(ctx: Any, inputs: tuple, output: tuple) -> None:
-    # A gradient that is not differentiated must arrive as None, so that the kernel omits its tangent.
-    ctx.set_materialize_grads(False)
-    ctx.save_for_backward(*inputs[:-3])
-    ctx.num_out, ctx.outputs, ctx.spec = inputs[-3:]
-
-
-def _backward_of_backward(ctx: Any, *tangents: Maybe) -> tuple:
-    used = [tangent if slot in ctx.outputs else None for slot, tangent in zip("xyw", tangents, strict=True)]
-    wanted, given, rest = _needed(ctx, "xywg"), present(*used), (None,) * (GRAPH_ARGUMENTS + 2)
-    outputs = double_backward(given, wanted).live_outputs if wanted and given else ""
-    if not outputs:
-        return (None, None, None, None, *rest)
-    x, y, w, g, *graph = ctx.saved_tensors
-    found = call("tp_double_backward", x, y, w, g, *used, *graph, ctx.num_out, outputs, ctx.spec)
-    return (*only(found, "xywg", outputs), *rest)
-
-
-def _jvp_of_forward(ctx: Any, *tangents: Maybe) -> Tensor:
-    """The sum of one product a tangent, because the product is linear in each operand."""
-    operands, rest = ctx.saved_tensors[:3], (*ctx.saved_tensors[3:], ctx.num_out, ctx.spec)
-    products = [
-        call("tp_forward", *operands[:place], tangent, *operands[place + 1 :], *rest)
-        for place, tangent in enumerate(tangents[:3])
-        if tangent is not None
-    ]
-    return functools.reduce(torch.add, products)
-
-
-def _jvp_of_backward(ctx: Any, *tangents: Maybe) -> tuple[Tensor, ...]:
-    """The double backward of the tangents: it equals the change of gradients along them by symmetry."""
-    x, y, w, g, *graph = ctx.saved_tensors
-    found = along_tangents((x, y, w, g), tangents[:4], ctx.outputs, (*graph, ctx.num_out), ctx.spec)
-    # For gradients that do not change along the tangents or are not in ``outputs``.
-    zeros = [t.new_zeros(t.shape if slot in ctx.outputs else (0,)) for slot, t in zip("xyw", (x, y, w), strict=True)]
-    return tuple(zero if grad is None else grad for zero, grad in zip(zeros, found, strict=False))
-
-
-def along_tangents(
-    primal: tuple[Tensor, ...], tangents: tuple[Maybe, ...], outputs: str, graph: tuple, spec: str
-) -> tuple[Maybe, ...]:
-    """F's Hessian times tangents of x, y, w and g (None: zero): gradients by the slots in ``outputs``, None elsewhere.
-
-    graph: the ops' arguments for it. Made of the ops, so that torch transforms and differentiates it.
-    """
-    x, y, w, g = primal
-    *xyw, tg = tangents
-    given, terms = present(*xyw), []
-    live = double_backward(given, outputs).live_outputs if given and outputs else ""
-    if live:
-        terms.append(only(call("tp_double_backward", x, y, w, g, *xyw, *graph, live, spec), "xywg", live))
-    first = outputs.replace("g", "")
-    if tg is not None and first:
-        terms.append((*only(call("tp_backward", x, y, w, tg, *graph, first, spec), "xyw", first), None))
-    return sums_of(terms, 4)
-
-
-def sums_of(terms: list[tuple[Maybe, ...]], slots: int) -> tuple[Maybe, ...]:
-    """The sum of what the terms have for each slot; None where none has anything."""
-    found = [[grad for each in terms if (grad := each[slot]) is not None] for slot in range(slots)]
-    return tuple(functools.reduce(torch.add, grads) if grads else None for grads in found)
-
-
-def _setup_double_backward(ctx: Any, inputs: tuple, output: tuple) -> None:
-    ctx.set_materialize_grads(False)
-    ctx.save_for_backward(*inputs[:4], *inputs[7:-3])
-    ctx.num_out, ctx.outputs, ctx.spec = inputs[-3:]
-    ctx.along = present(*inputs[4:7])
-
-
-def _backward_of_double_backward(ctx: Any, *cotangents: Maybe) -> tuple:
-    """By the tangents, in which it is linear: second derivatives along the cotangents. The others are third ones."""
-    if used_slots(ctx, "xywg"):
-        return no_third_derivative()
-    used = [t if slot in ctx.outputs else None for slot, t in zip("xywg", cotangents, strict=True)]
-    x, y, w, g, *graph = ctx.saved_tensors
-    wanted = used_slots(ctx, ctx.along, first=4)
-    found = along_tangents((x, y, w, g), tuple(used), wanted, (*graph, ctx.num_out), ctx.spec)
-    return (*(None,) * 4, *found[:3], *(None,) * (GRAPH_ARGUMENTS + 2))
-
-
-def _rows(slots: str) -> Rows:
-    """The rule for vmap of an op whose tensors have these slots, see ``kernelgen.ops.transforms.Rows``."""
-
-    def rows(arguments: tuple, in_dims: tuple[int | None, ...]) -> tuple[int, ...] | None:
-        operator = _operator(arguments[-1])
-        if operator.is_conv:
-            return None
-        if not operator.shared_weights:
-            return tuple(range(len(slots)))
-        weights = [place for place, slot in enumerate(slots) if slot == "w"]
-        sums = slots != "xyw" and "w" in arguments[-2]
-        if sums or any(in_dims[place] is not None for place in weights):
-            return None
-        return tuple(place for place in range(len(slots)) if place not in weights)
-
-    return rows
-
-
-# What a user who meets a refused derivative may have wanted.
-HESSIAN_PRODUCTS = "products of a Hessian with vectors are (torch.autograd.functional.hvp and vhp)"
-
-
-def no_third_derivative(*_: Any) -> tuple:
-    """Refuse the gradient of second derivatives."""
-    raise UnsupportedError(
-        f"third derivatives of a tensor product are not generated, {HESSIAN_PRODUCTS}; detach the second derivatives, "
-        "or differentiate problem.reference() of e3nn instead"
-    )
 
 
 def used_slots(ctx: Any, slots: str, first: int = 0) -> str:
@@ -260,70 +429,32 @@ def will_run(node: Any) -> bool:
         return True  # a leaf given to autograd.grad: the engine takes its gradient without running the node
 
 
-def only(found: tuple[Tensor, ...], slots: str, outputs: str) -> tuple[Maybe, ...]:
-    """The results, with None for slots that ``outputs`` does not name."""
-    return tuple(grad if slot in outputs else None for slot, grad in zip(slots, found, strict=True))
+# Registration.
+
+# Kept as long as the process lives: deleting it would unregister the ops.
+_library = torch.library.Library("equitune", "DEF")
 
 
-def order_for_size(nodes: Tensor, num_out: int, count: int, end: str, spec: str) -> tuple[Tensor, Tensor]:
-    """Spans and permutation by one end of a traced graph's edges, if a family's member for its size needs them."""
-    spans, perm = torch.ops.equitune.tp_order.default(nodes, num_out, count, end, spec)
-    return spans, perm
+def define(signature: Signature) -> None:
+    """Register the ops of a signature for both devices, fake tensors, autograd and function transforms."""
+    slots, all_slots = signature.slots, signature.slots + "g"
+    ops: tuple[Any, ...] = (
+        _Forward(signature, primal=slots, tangents="", results="g"),
+        _Backward(signature, primal=all_slots, tangents="", results=slots),
+        _DoubleBackward(signature, primal=all_slots, tangents=slots, results=all_slots),
+    )
+    for op in ops:
+        name = f"{signature.name}_{op.name}"
+        define_op(name, op.schema, run=op.run, fake=op.fake)
+        torch.library.register_autograd(f"equitune::{name}", op.gradient, setup_context=op.setup, lib=_library)
+        add_function(_library, name, gradient=op.gradient, setup=op.setup, jvp=op.jvp, rows=op.rows)
 
 
-def _tp_order(nodes: Tensor, num_out: int, count: int, end: str, spec: str) -> tuple[Tensor, Tensor]:
-    operator: Any = resolve(spec).for_size(nodes.shape[0], num_out)
-    if operator.by_receiver if end == "receiver" else operator.by_sender:
-        spans, perm = order_by(end, nodes, count)
-        assert perm is not None
-        return spans, perm
-    return _fake_order(nodes, num_out, count, end, spec)  # which no kernel reads
-
-
-def _fake_order(nodes: Tensor, num_out: int, count: int, end: str, spec: str) -> tuple[Tensor, Tensor]:
-    return nodes.new_empty((count, 3), dtype=torch.int32), nodes.new_empty(nodes.shape, dtype=torch.int32)
-
-
-def _rows_of_orders(info: Any, in_dims: tuple, nodes: Tensor, *rest: Any) -> tuple:
-    orders = [order_for_size(one, *rest) for one in nodes.unbind(in_dims[0])]
-    return tuple(torch.stack(part) for part in zip(*orders, strict=True)), (0, 0)
-
-
-def define(
-    name: str, schema: str, run: Callable, fake: Callable, gradient: Callable, setup: Callable | None, **rules: Any
-) -> None:
-    """Register one op of the namespace ``equitune`` for both devices, fake tensors, autograd and function transforms.
-
-    rules: ``jvp`` and ``rows`` of ``kernelgen.ops.transforms.add_function``.
-    """
-    _define(name, schema, run, fake)
-    torch.library.register_autograd(f"equitune::{name}", gradient, setup_context=setup, lib=_library)
-    add_function(_library, name, gradient, setup, **rules)
-
-
-def _define(name: str, schema: str, run: Callable, fake: Callable) -> None:
+def define_op(name: str, schema: str, *, run: Callable, fake: Callable, vmap: Callable | None = None) -> None:
+    """Register one op of ``equitune`` for both devices and fake tensors. vmap: its rule, if it has one."""
     _library.define(name + schema, tags=(torch.Tag.pt2_compliant_tag,))
     _library.impl(name, run, "CPU")
     _library.impl(name, run, "CUDA")
     torch.library.register_fake(f"equitune::{name}", fake, lib=_library)
-
-
-define(
-    *("tp_forward", SCHEMAS["tp_forward"], _tp_forward, _fake_forward, _backward_of_forward, _setup_forward),
-    jvp=_jvp_of_forward,
-    rows=_rows("xyw"),
-)
-define(
-    *("tp_backward", SCHEMAS["tp_backward"], _tp_backward, _fake_gradients("xyw")),
-    *(_backward_of_backward, _setup_backward),
-    jvp=_jvp_of_backward,
-    rows=_rows("xywg"),
-)
-define(
-    *("tp_double_backward", SCHEMAS["tp_double_backward"], _tp_double_backward, _fake_gradients("xywg")),
-    *(_backward_of_double_backward, _setup_double_backward),
-    jvp=no_third_derivative,
-    rows=_rows("xywgxyw"),
-)
-_define("tp_order", SCHEMAS["tp_order"], _tp_order, _fake_order)
-register_vmap("equitune::tp_order", _rows_of_orders, _library)
+    if vmap is not None:
+        register_vmap(f"equitune::{name}", vmap, _library)

@@ -9,24 +9,32 @@ from __future__ import annotations
 
 import dataclasses
 import itertools
-import json
 import threading
 from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from kernelgen.arithmetic.couplings import couplings_digest
-from kernelgen.arithmetic.directions import DIRECTIONS, Direction, fixed_order_parts
+from kernelgen.arithmetic.directions import (
+    DIRECTIONS,
+    Direction,
+    backward,
+    double_backward,
+    fixed_order_parts,
+    forward,
+)
 from kernelgen.compat import is_tracing, is_transforming
 from kernelgen.device import device_facts
-from kernelgen.errors import InputError, TuningMissError, UnsupportedError
+from kernelgen.errors import TuningMissError, UnsupportedError
 from kernelgen.kernels.product.defaults import default_schedule
 from kernelgen.kernels.product.schedule import SCHEDULES, Schedule, schedule_from_dict
 from kernelgen.kernels.spec import Spec
-from kernelgen.ops.autograd import product
-from kernelgen.ops.base import DTYPES, RegisteredOperator, rebuilds, register
+from kernelgen.ops.autograd import PRODUCT, order_for_size, product
+from kernelgen.ops.base import DTYPES, rebuilds, register
 from kernelgen.ops.first_run import LISTENERS, Choice, Waiting, can_choose, choose
+from kernelgen.ops.library import DifferentiableOperator, Maybe
 from kernelgen.problem.harmonics import HarmonicsProblem
 from kernelgen.problem.product import TensorProductProblem
 from kernelgen.runtime.call import Checks, Graph, Operands
@@ -71,99 +79,105 @@ def build(
     shortlists: by direction, other schedules that its first run tries beside its own (``first_run``). The fastest one
     is then in ``schedules``.
     """
-    options = (operation, dtype, layout, torch.device(device), deterministic, refused, shortlists)
-    return register(Operator(problem, schedule, *options))
-
-
-def rebuild(text: str) -> Operator:
-    """The operator with this ``Operator.text``."""
-    data = json.loads(text)
-    problem = TensorProductProblem.from_key(data["problem"])
-    if data.get("couplings", "") not in ("", couplings_digest(problem)):
-        raise UnsupportedError(
-            f"{problem.irreps_in1} x {problem.irreps_in2} was saved under another version of e3nn, with other "
-            "signs of couplings than the installed one; install that version, or save or export the model again"
+    return register(
+        Operator(
+            problem,
+            schedule,
+            dtype,
+            torch.device(device),
+            operation=operation,
+            layout=layout,
+            deterministic=deterministic,
+            refused=refused,
+            shortlists=shortlists,
         )
-    return build(
-        problem,
-        {name: schedule_from_dict(knobs) for name, knobs in data["schedules"].items()},
-        operation=data["operation"],
-        dtype=getattr(torch, data["dtype"]),
-        layout=data["layout"],
-        device=data["device"],
-        deterministic=data["deterministic"],
-        refused=data.get("refused"),
-        shortlists={
-            name: [schedule_from_dict(knobs) for knobs in others] for name, others in data.get("shortlists", {}).items()
-        },
     )
 
 
-class Operator(DirectCalls, RegisteredOperator):
+class Operator(DirectCalls, DifferentiableOperator):
     """A tensor product with its schedules. Call it like a function; it is differentiable twice.
 
     Tensors: x [num_in, dim_in1] (plain: [num_edges, dim_in1]), y [num_edges, dim_in2], w [num_edges, weight_numel] or
     shared [weight_numel], sender and receiver [num_edges]; result [num_out, dim_out] (plain: [num_edges, dim_out]).
     """
 
+    kind = "product"
+    signature = PRODUCT
     directions = DIRECTIONS
+    problem_type = TensorProductProblem
+    read_schedule = schedule_from_dict
+    options = ("operation", "layout", "deterministic", "refused")
+    operation: str
+    layout: str
+    deterministic: bool
+    refused: dict[str, str]
 
     def __init__(
         self,
         problem: TensorProductProblem,
         schedule: Schedule | Mapping[str, Schedule] | None,
-        operation: str,
         dtype: torch.dtype,
-        layout: str,
         device: torch.device,
+        *,
+        operation: str,
+        layout: str,
         deterministic: bool,
         refused: Mapping[str, str] | None = None,
         shortlists: Mapping[str, Sequence[Schedule]] | None = None,
     ) -> None:
-        if dtype not in DTYPES:
-            raise InputError(f"dtype is {dtype}; expected torch.float32 or torch.float64")
         if deterministic and operation == "conv" and not problem.is_channelwise:
             raise UnsupportedError(
                 "deterministic convolutions are generated for weighted uvu paths with one copy of the second input; "
                 "use the plain product and sum its rows yourself in a fixed order"
             )
-        self.problem = problem
-        self.operation = operation
-        self.dtype = dtype
-        self.layout = layout
-        self.device = device
-        self.deterministic = deterministic
         self.is_conv = operation == "conv"
-        self.schedules = self._complete(schedule)
-        self.refused = dict(refused or {})
         # By direction, the place of the schedule that a first run chose in its shortlist, and all times in us.
         self.chosen: dict[str, tuple[int, tuple[float, ...]]] = {}
         # Of directions whose first run is still to come.
         self.shortlists = {name: tuple(others) for name, others in (shortlists or {}).items() if others}
-        facts = {
-            "problem": problem.key,
-            "operation": operation,
-            "dtype": DTYPES[dtype],
-            "layout": layout,
-            "device": device.type,
-            "deterministic": deterministic,
-            "couplings": couplings_digest(problem),
-            "schedules": {name: schedule.to_dict() for name, schedule in self.schedules.items()},
-        }
-        if self.refused:
-            facts["refused"] = self.refused
-        if self.shortlists:
-            facts["shortlists"] = {name: [each.to_dict() for each in of] for name, of in self.shortlists.items()}
-        self.text = json.dumps(facts, sort_keys=True)
+        options = {"operation": operation, "layout": layout, "deterministic": deterministic}
+        super().__init__(problem, schedule, dtype, device, **options, refused=dict(refused or {}))
+        self.dim_out = problem.dim_out
         self.shared_weights = problem.shared_weights
+        self.row_slots = "" if self.is_conv else "xyg" if self.shared_weights else "xywg"
         self._checks = Checks(problem, operation, dtype, device.type)
         self.graph = self._checks.graph
         self._runners: dict[RunnerKey, AnyRunner] = {}
         self._choosing = threading.RLock()
         self._find_orders()
 
+    def _facts(self) -> dict[str, Any]:
+        shortlists = {name: [each.to_dict() for each in others] for name, others in self.shortlists.items()}
+        facts = super()._facts() | {"couplings": couplings_digest(self.problem), "shortlists": shortlists}
+        return {name: fact for name, fact in facts.items() if fact or name not in ("refused", "shortlists")}
+
+    @classmethod
+    def _options(cls, data: dict[str, Any]) -> dict[str, Any]:
+        problem = TensorProductProblem.from_key(data["problem"])
+        if data.get("couplings", "") not in ("", couplings_digest(problem)):
+            raise UnsupportedError(
+                f"{problem.irreps_in1} x {problem.irreps_in2} was saved under another version of e3nn, with other "
+                "signs of couplings than the installed one; install that version, or save or export the model again"
+            )
+        shortlists = data.get("shortlists", {}).items()
+        return {
+            **super()._options({"refused": None, **data}),
+            "shortlists": {name: [schedule_from_dict(knobs) for knobs in others] for name, others in shortlists},
+        }
+
+    def as_family(self, members: Sequence[Operator], classes: Sequence[Sequence[int]], text: str) -> Operator:
+        family = super().as_family(members, classes, text)
+        family._find_orders()
+        return family
+
     def _find_orders(self) -> None:
-        """The ends by which some direction's kernel needs the edges in order."""
+        """The ends by which some direction's kernel needs the edges in order; by_size: those of some members alone."""
+        self.by_size = (False, False)
+        if self.members:
+            receiver, sender = zip(*((member.by_receiver, member.by_sender) for member in self.members), strict=True)
+            self.by_receiver, self.by_sender = self._eager_ends = all(receiver), all(sender)
+            self.by_size = any(receiver) and not all(receiver), any(sender) and not all(sender)
+            return
         self.by_receiver, self.by_sender = self._ends_of(self.schedules.values())
         tried = self._ends_of(itertools.chain(*self.shortlists.values()))
         self._eager_ends = (self.by_receiver or tried[0], self.by_sender or tried[1])
@@ -243,6 +257,20 @@ class Operator(DirectCalls, RegisteredOperator):
         """
         if not torch.compiler.is_compiling() and is_transforming():
             return NO_ORDER
+        order = self._order(sender, receiver, num_in, num_out, is_sorted)
+        # What only some members need is left to an op, which looks at the graph's size.
+        if self.by_size[0] and is_sorted:
+            spans, perm = order_by("receiver", receiver, num_out, True)
+            order = order._replace(spans=spans, perm=perm)
+        elif self.by_size[0]:
+            spans, perm = order_for_size(receiver, num_out, num_out, "receiver", self.text)
+            order = order._replace(spans=spans, perm=perm)
+        if self.by_size[1]:
+            spans, perm = order_for_size(sender, num_out, num_in, "sender", self.text)
+            order = order._replace(sender_spans=spans, sender_perm=perm)
+        return order
+
+    def _order(self, sender: Tensor, receiver: Tensor, num_in: int, num_out: int, is_sorted: bool) -> EdgeOrder:
         needs_receiver, needs_sender = self._ends()
         if not (needs_sender or needs_receiver):
             return NO_ORDER
@@ -275,9 +303,6 @@ class Operator(DirectCalls, RegisteredOperator):
         """Specs of the kernels of a direction with all its outputs."""
         return [self.spec(part) for part in self.parts(self._direction(direction_name))]
 
-    def __repr__(self) -> str:
-        return f"Operator({self.problem.key!r}, {self.operation}, {self.dtype}, {self.layout}, {self.device})"
-
     def _kernel_spec(self, direction: Direction, schedule: Schedule) -> Spec:
         return self._spec(self.parts(direction)[-1], schedule, "int64")
 
@@ -291,6 +316,30 @@ class Operator(DirectCalls, RegisteredOperator):
             *(self.problem, direction, schedule, operation, DTYPES[self.dtype], self.layout, index, facts),
             deterministic=self.deterministic,
         )
+
+    def op_forward(self, x: Tensor, y: Tensor, w: Tensor, *graph: Any) -> Tensor:
+        return self._run_op(forward(), (x, None, y, None, w, None, None, None), *graph)["g"]
+
+    def op_backward(self, x: Tensor, y: Tensor, w: Tensor, g: Tensor, *rest: Any) -> dict[str, Tensor]:
+        *graph, outputs = rest
+        return _apart(self._run_op(backward(outputs), (x, None, y, None, w, None, g, None), *graph))
+
+    def op_double_backward(
+        self, x: Tensor, y: Tensor, w: Tensor, g: Tensor, tx: Maybe, ty: Maybe, tw: Maybe, *rest: Any
+    ) -> dict[str, Tensor]:
+        *graph, outputs = rest
+        direction = double_backward(self.signature.present((tx, ty, tw)), outputs)
+        return _apart(self._run_op(direction, (x, tx, y, ty, w, tw, g, None), *graph))
+
+    def _run_op(
+        self, direction: Direction, operands: Operands, sender: Maybe, receiver: Maybe, *order_and_size: Any
+    ) -> dict[str, Tensor]:
+        *order, num_out = order_and_size
+        return self.run(direction, operands, sender, receiver, num_out, EdgeOrder(*order))
+
+    def sizes(self, inputs: tuple, rest: tuple) -> tuple[int, int]:
+        num_edges = inputs[1].shape[0]
+        return num_edges, rest[-1] if self.is_conv else num_edges
 
     def prepared(
         self,
@@ -347,4 +396,11 @@ class Operator(DirectCalls, RegisteredOperator):
         return fixed_order_parts(direction) if self.deterministic and self.is_conv else (direction,)
 
 
+def _apart(found: dict[str, Tensor]) -> dict[str, Tensor]:
+    """Results that share memory (small ones) are copied: torch ops may not return them."""
+    whole = {slot: grad.untyped_storage().nbytes() == grad.nbytes for slot, grad in found.items()}
+    return {slot: grad if whole[slot] else grad.clone() for slot, grad in found.items()}
+
+
+rebuild = Operator.rebuild
 rebuilds("product", rebuild)

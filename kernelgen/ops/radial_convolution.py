@@ -29,11 +29,10 @@ from kernelgen.errors import InputError, ScheduleError, UnsupportedError
 from kernelgen.kernels.radial.plan import MARKS, RadialPlan, default_radial_schedule, radial_plan
 from kernelgen.kernels.radial.schedule import RadialSchedule, RadialSpec, operands_of
 from kernelgen.kernels.spec import BUFFERS
-from kernelgen.ops.autograd import second_gradients
+from kernelgen.ops.autograd import PRODUCT, edges_of, second_gradients
 from kernelgen.ops.edge_networks import edge_product, full_product, sum_product
-from kernelgen.ops.library import along_tangents, no_third_derivative, only, present, used_slots
+from kernelgen.ops.library import used_slots
 from kernelgen.ops.product import Operator
-from kernelgen.ops.transforms import call
 from kernelgen.problem.product import TensorProductProblem
 from kernelgen.runtime.call import Graph, aligned, empty, zeros
 from kernelgen.runtime.graph import EdgeOrder, order_by
@@ -179,7 +178,7 @@ class _Second(torch.autograd.Function):
                 tw = _sum(tw, multiply.rows(of_h, tm))
             primal = (x, of_y, w, of_g)
             along = (tx, of_ty, tw, None if tg is None else tg[part.begin : part.end])
-            outputs = double_backward(present(*along), slots).live_outputs
+            outputs = double_backward(PRODUCT.present(along), slots).live_outputs
             found = second_gradients(primal, along, outputs, part.graph, operator) if outputs else {}
             terms = [(found.get("w"), matrix, of_h)]
             if ("h" in wanted and tm is not None) or ("m" in wanted and of_th is not None):
@@ -192,7 +191,7 @@ class _Second(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, *cotangents: Maybe) -> tuple:
         if used_slots(ctx, _SLOTS + "g"):
-            return no_third_derivative()
+            return PRODUCT.no_third_derivative()
         wanted = used_slots(ctx, ctx.along, first=5)
         if not wanted or not any(cotangent is not None for cotangent in cotangents):
             return (None,) * 15
@@ -496,7 +495,7 @@ def second_transformed(
     (x, y, h, m), (tx, ty, th, tm, tg) = inputs, tangents
     terms = [full_product(a, b) for a, b in ((th, m), (h, tm)) if a is not None and b is not None]
     w, tw = full_product(h, m), sum(terms[1:], terms[0]) if terms else None
-    dx, dy, dw, dg = along_tangents((x, y, w, g), (tx, ty, tw, tg), slots, _edges(whole), operator.text)
+    dx, dy, dw, dg = PRODUCT.along_tangents((x, y, w, g), (tx, ty, tw, tg), edges_of(whole), slots, operator.text)
     gw = None
     if "w" in slots and terms:
         gw = _gradients((x, y, w), g, "w", whole, operator)[2]
@@ -506,8 +505,4 @@ def second_transformed(
 
 
 def _gradients(xyw: tuple[Tensor, ...], g: Tensor, slots: str, whole: Graph, operator: Operator) -> tuple[Maybe, ...]:
-    return only(call("tp_backward", *xyw, g, *_edges(whole), slots, operator.text), "xyw", slots)
-
-
-def _edges(graph: Graph) -> tuple:
-    return graph.sender, graph.receiver, *graph.order, graph.num_out
+    return PRODUCT.backward((*xyw, g), edges_of(whole), slots, operator.text)

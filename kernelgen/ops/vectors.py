@@ -18,8 +18,9 @@ from kernelgen.arithmetic.directions import Direction, backward, forward
 from kernelgen.compat import is_eager, is_transforming
 from kernelgen.errors import InputError, ProblemError
 from kernelgen.kernels.spec import Spec
-from kernelgen.ops.autograd import Maybe, first_gradients, gradient_of_product, sole_leaves, wanted_gradients
-from kernelgen.ops.harmonics import HarmonicsOperator, gradient
+from kernelgen.ops.autograd import first_gradients, gradient_of_product, sole_leaves, wanted_gradients
+from kernelgen.ops.harmonics import HarmonicsOperator
+from kernelgen.ops.library import Maybe, gradients
 from kernelgen.ops.product import Operator
 from kernelgen.problem.harmonics import VectorProblem
 from kernelgen.runtime.call import Graph, Operands, empty
@@ -140,4 +141,5 @@ class _Forward(torch.autograd.Function):
             of_x, of_y, of_w = gradient_of_product(ctx, graph, (x, y, w), g, link, wanted)
         else:
             of_x, of_y, of_w = first_gradients(both.product, graph, (x, y, w), g, left, wanted)
-        return of_x, None if of_y is None else gradient(v, of_y, both.harmonics), of_w, None, None
+        of_v = None if of_y is None else gradients(both.harmonics, inputs=(v,), g=of_y, rest=(), outputs="x")[0]
+        return of_x, of_v, of_w, None, None

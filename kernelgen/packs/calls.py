@@ -2,7 +2,7 @@
 
 An entry has the operator's ``text``, by which exported models name it, and ``calls``: by op and outputs (such as
 ``tp_backward xy`` or ``tp_double_backward y xwg``) the kernels to launch, one after the other. A family has ``members``
-(places in the list) and ``classes`` instead, see ``kernelgen.ops.family``. ``needs``: whether ``receiver`` and
+(places in the list) and ``classes`` instead, see ``kernelgen.ops.base``. ``needs``: whether ``receiver`` and
 ``sender`` must be ordered before a call. Each launch of a call has
 
     outputs     slots that get a gradient; those that ``writes`` lacks are zero

@@ -138,11 +138,12 @@ class Content:
             operator = resolve(call.text)
         if operator.device.type == "cuda" and not self.gpus:
             raise InputError("the model runs on a GPU; name architectures to compile for, such as --arch sm_90")
-        members = getattr(operator, "members", None)
-        if members is None:
+        if not operator.members:
             self._add_to(operator, call)
             return
-        places = [self._add_to(member, Call(call.op, member.text, call.tangents, call.outputs)) for member in members]
+        places = [
+            self._add_to(member, Call(call.op, member.text, call.tangents, call.outputs)) for member in operator.members
+        ]
         entry = self.operators[self._operator(operator)]
         entry |= {"members": places, "classes": [list(row) for row in operator.classes]}
 

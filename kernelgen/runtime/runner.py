@@ -269,10 +269,6 @@ class DirectCalls(ABC):
     ) -> AnyRunner:
         """The runner of a direction's first call, kept in ``runners``."""
 
-    def for_size(self, num_edges: int, num_out: int) -> DirectCalls:
-        """The operator for a graph: this one, unless it is a family."""
-        return self
-
     @abstractmethod
     def one_row(self, w: Tensor) -> Tensor:
         """Shared weights given as [1, weight_numel] become [weight_numel]."""
