@@ -48,6 +48,7 @@ class BenchGroup(Group):
         "--older-than": "again",
         "--suite": "suite",
     }
+    unread = {"models": ("--reports", "--peers"), "largest": ("--reports", "--peers")}
 
 
 app = typer.Typer(

@@ -20,11 +20,15 @@ WITH_VALUE = ("--model", "--library", "--older-than")
 
 
 class Group(TyperGroup):
-    """usual: the command of words that name none, and its argument. old: by flags, the command that they mean."""
+    """usual: the command of words that name none, and its argument. old: by flags, the command that they mean.
+
+    unread: by command, options with a value that its flags went with, and that said nothing.
+    """
 
     usual: ClassVar[str]
     argument: ClassVar[str] = "CONFIG"
     old: ClassVar[Mapping[str, str]]
+    unread: ClassVar[Mapping[str, tuple[str, ...]]] = {}
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
         """The words of a command of this group."""
@@ -39,7 +43,7 @@ class Group(TyperGroup):
             return words
         for flags, command in self.old.items():
             if all(any(is_flag(flag, word) for word in words) for flag in flags.split()):
-                present = [command, *moved_ahead(flags.split(), words)]
+                present = [command, *moved_ahead(flags.split(), words, self.unread.get(command, ()))]
                 say_present(path, present)
                 return present
         return [self.usual, *words]
@@ -61,12 +65,14 @@ def is_flag(flag: str, word: str) -> bool:
     return word.partition("=")[0] == flag
 
 
-def moved_ahead(flags: list[str], words: list[str]) -> list[str]:
-    """The words without flags; the values of flags that have one come first."""
+def moved_ahead(flags: list[str], words: list[str], unread: tuple[str, ...] = ()) -> list[str]:
+    """The words without flags and unread options; the values of flags that have one come first."""
     values, rest, left = [], [], iter(words)
     for word in left:
         flag, equals, value = word.partition("=")
-        if flag not in flags:
+        if flag in unread:
+            _ = equals or next(left, "")
+        elif flag not in flags:
             rest.append(word)
         elif flag in WITH_VALUE:
             values.append(value if equals else next(left, ""))

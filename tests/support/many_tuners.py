@@ -36,16 +36,16 @@ class WorkerInside:
     """Does the work of a ``Worker`` in this process."""
 
     def __init__(self, setting: Any) -> None:
-        self.setting, self._answer, self.fresh = setting, None, True
+        self.setting, self._session, self.fresh = setting, None, True
 
-    def call(self, job: Any, limit_s: float) -> Any:
-        if self._answer is None:
-            self._answer = self.setting.open()
+    def ask(self, limit_s: float, method: Any, *given: Any) -> Any:
+        if self._session is None:
+            self._session = self.setting.open()
         self.fresh = False
-        return self._answer(job)
+        return method(self._session, *given)
 
     def reopen(self, setting: Any) -> None:
-        self.setting, self._answer = setting, None
+        self.setting, self._session = setting, None
 
     def launch(self) -> None:
         pass
@@ -53,7 +53,7 @@ class WorkerInside:
     settle = launch
 
     def close(self) -> None:
-        self._answer = None
+        self._session = None
 
 
 def note(journal: Path, *words: Any) -> None:

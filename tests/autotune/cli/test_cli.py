@@ -174,6 +174,7 @@ def test_mistakes_are_one_line_and_exit_code_2(command: Command, arguments: tupl
             "--device cpu --models --most-atoms 64 --largest",
             "largest --device cpu --most-atoms 64",
         ),
+        (cli_bench.BenchGroup, "--models --reports pages --peers=all --fresh", "models --fresh"),
         (cli_bench.BenchGroup, "--orders", "orders"),
         (cli_bench.BenchGroup, "--peers none --older-than 2026-11-26", "again 2026-11-26 --peers none"),
         (cli_bench.BenchGroup, "--older-than=2026-11-26", "again 2026-11-26"),
