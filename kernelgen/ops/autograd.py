@@ -1,8 +1,9 @@
-"""Eager calls of an operator through autograd, with little host time.
+"""The signature of tensor products, and their eager calls through autograd, with little host time.
 
-Tensors that torch traces, fakes or transforms use the ops of ``kernelgen.ops.library``. For plain tensors, the
-autograd functions here bypass the dispatcher and skip gradients that the pass does not use. A backward pass that is
-itself transformed (``torch.autograd.grad(..., is_grads_batched=True)``) uses the ops again.
+Tensors that torch traces, fakes or transforms use the ops that ``kernelgen.ops.library`` makes of the signature.
+Products have eager functions of their own: all passes share a call's checked graph, and two passes can share a kernel.
+Like those of other operators they bypass the dispatcher and skip gradients that the pass does not use. A backward pass
+that is itself transformed (``torch.autograd.grad(..., is_grads_batched=True)``) uses the ops again.
 
 A loss on values and on edge gradients (energies and forces) has two terms that each read and write all weights: the
 backward of the value, and the backward of the edge gradient. Here one kernel computes both (``joint_backward``). The

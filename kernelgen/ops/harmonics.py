@@ -18,7 +18,7 @@ from kernelgen.errors import ProblemError
 from kernelgen.kernels.harmonics.schedule import HarmonicsSchedule, harmonics_schedule_from_dict
 from kernelgen.kernels.product.defaults import default_harmonics_schedule
 from kernelgen.kernels.spec import BUFFERS, HarmonicsSpec
-from kernelgen.ops.base import DTYPES, rebuilds, register
+from kernelgen.ops.base import DTYPES, PLACE, rebuilds, register
 from kernelgen.ops.library import DifferentiableOperator, Signature, define, differentiable
 from kernelgen.problem.harmonics import HarmonicsProblem
 from kernelgen.runtime.call import empty
@@ -36,8 +36,8 @@ HARMONICS = Signature(
 define(HARMONICS)
 
 Schedules = HarmonicsSchedule | Mapping[str, HarmonicsSchedule] | None
-_V, _T, _G, _OUT_V, _OUT_G = (BUFFERS.index(name) for name in ("x", "tx", "g", "out_x", "out_g"))
-_NAMES = {_V: "v", _T: "the tangent t", _G: "the cotangent g"}
+# What errors call the buffers that a kernel reads.
+_NAMES = {"x": "v", "tx": "the tangent t", "g": "the cotangent g"}
 
 
 def build_harmonics(
@@ -103,15 +103,11 @@ class HarmonicsOperator(DifferentiableOperator):
 
         poison (also below): fill outputs with NaN before the kernel runs.
         """
-        out = self._empty(v, self.dim_out, poison)
-        self._run(FORWARD, v, {_V: v}, {_OUT_G: out})
-        return out
+        return self._run(FORWARD, {"x": v}, poison)["g"]
 
     def run_backward(self, v: Tensor, g: Tensor, *, poison: bool = False) -> Tensor:
         """The gradient ``[rows, 3]`` of sum_i g_i Y_i(v), for cotangents g ``[rows, dim_out]``."""
-        out = self._empty(v, 3, poison)
-        self._run(BACKWARD, v, {_V: v, _G: g}, {_OUT_V: out})
-        return out
+        return self._run(BACKWARD, {"x": v, "g": g}, poison)["x"]
 
     def run_double_backward(
         self, v: Tensor, g: Tensor, t: Tensor, outputs: str = "xg", *, poison: bool = False
@@ -119,10 +115,7 @@ class HarmonicsOperator(DifferentiableOperator):
         """Gradients of <t, first gradient> for t ``[rows, 3]``: ``x`` with respect to v, ``g`` with respect to g."""
         if outputs not in DOUBLE_BACKWARD:
             raise ProblemError(f"outputs are {outputs!r}; expected one of {tuple(DOUBLE_BACKWARD)}")
-        found = {slot: self._empty(v, 3 if slot == "x" else self.dim_out, poison) for slot in outputs}
-        results = {_OUT_V if slot == "x" else _OUT_G: out for slot, out in found.items()}
-        self._run(DOUBLE_BACKWARD[outputs], v, {_V: v, _G: g, _T: t}, results)
-        return found
+        return self._run(DOUBLE_BACKWARD[outputs], {"x": v, "g": g, "tx": t}, poison)
 
     def spec(self, direction: HarmonicsDirection, device: torch.device | None = None) -> HarmonicsSpec:
         """Spec of the kernel of a direction."""
@@ -138,30 +131,30 @@ class HarmonicsOperator(DifferentiableOperator):
         facts = device_facts(self.device)
         return default_harmonics_schedule(self.problem, direction, DTYPES[self.dtype], facts)
 
-    def _run(self, direction: HarmonicsDirection, v: Tensor, given: dict[int, Tensor], outs: dict[int, Tensor]) -> None:
-        """Fill ``outs``; keys are positions among the kernel's pointers."""
-        rows, index = v.shape[0], v.get_device()
+    def _run(self, direction: HarmonicsDirection, given: dict[str, Tensor], poison: bool) -> dict[str, Tensor]:
+        """Outputs of a direction by slot. given: by buffer."""
+        v = given["x"]
+        rows, device = v.shape[0] if v.dim() else 0, v.get_device()
         pointers, kept = [0] * len(BUFFERS), []
-        for place, tensor in given.items():
-            kept.append(self._ready(_NAMES[place], tensor, (rows, self.dim_out if place == _G else 3), v))
-            pointers[place] = kept[-1].data_ptr()
+        for name, tensor in given.items():
+            kept.append(self._ready(_NAMES[name], tensor, (rows, self.dim_out if name == "g" else 3), v))
+            pointers[PLACE[name]] = kept[-1].data_ptr()
+        found = {}
+        for slot in direction.outputs:
+            found[slot] = out = empty((rows, 3 if slot == "x" else self.dim_out), v)
+            pointers[PLACE[f"out_{slot}"]] = out.data_ptr()
+            if poison:
+                out.fill_(torch.nan)
         if rows == 0:
-            return
-        for place, out in outs.items():
-            pointers[place] = out.data_ptr()
-        kernel = self._kernels.get((direction, index))
+            return found
+        kernel = self._kernels.get((direction, device))
         if kernel is None:
             tell_of_preparing()
-            kernel = self._kernels[direction, index] = load_kernel(self.spec(direction, v.device))
+            kernel = self._kernels[direction, device] = load_kernel(self.spec(direction, v.device))
         if WATCHERS:
             tell(self, direction, rows, rows, None, None)
-        kernel.run(pointers, rows, rows, rows, index)
-
-    def _empty(self, v: Tensor, size: int, poison: bool) -> Tensor:
-        """A new tensor with as many rows as v (not yet checked: it may have any shape)."""
-        rows = v.shape[0] if v.dim() else 0
-        out = empty((rows, size), v)
-        return out.fill_(torch.nan) if poison else out
+        kernel.run(pointers, rows, rows, rows, device)
+        return found
 
 
 rebuild_harmonics = HarmonicsOperator.rebuild

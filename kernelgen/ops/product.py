@@ -32,7 +32,7 @@ from kernelgen.kernels.product.defaults import default_schedule
 from kernelgen.kernels.product.schedule import SCHEDULES, Schedule, schedule_from_dict
 from kernelgen.kernels.spec import Spec
 from kernelgen.ops.autograd import PRODUCT, order_for_size, product
-from kernelgen.ops.base import DTYPES, rebuilds, register
+from kernelgen.ops.base import DTYPES, INDEX_DTYPES, rebuilds, register
 from kernelgen.ops.first_run import LISTENERS, Choice, Waiting, can_choose, choose
 from kernelgen.ops.library import DifferentiableOperator, Maybe
 from kernelgen.problem.harmonics import HarmonicsProblem
@@ -49,8 +49,6 @@ from kernelgen.runtime.graph import (
 )
 from kernelgen.runtime.known_graphs import KNOWN_GRAPHS, Edges
 from kernelgen.runtime.runner import AnyRunner, DirectCalls, Runner, RunnerKey, SplitRunner
-
-INDEX_DTYPES = {torch.int32: "int32", torch.int64: "int64"}
 
 
 def build(
@@ -310,10 +308,15 @@ class Operator(DirectCalls, DifferentiableOperator):
         return default_schedule(self._kernel_spec(direction, SCHEDULES[device_facts(self.device).backend]()))
 
     def _spec(self, direction: Direction, schedule: Schedule, index: str, device: torch.device | None = None) -> Spec:
-        operation = self.operation if schedule.fuse else "plain"
-        facts = device_facts(device or self.device)
         return Spec(
-            *(self.problem, direction, schedule, operation, DTYPES[self.dtype], self.layout, index, facts),
+            self.problem,
+            direction,
+            schedule,
+            operation=self.operation if schedule.fuse else "plain",
+            dtype=DTYPES[self.dtype],
+            layout=self.layout,
+            index=index,
+            facts=device_facts(device or self.device),
             deterministic=self.deterministic,
         )
 

@@ -30,6 +30,7 @@ from kernelgen.kernels.radial.plan import MARKS, RadialPlan, default_radial_sche
 from kernelgen.kernels.radial.schedule import RadialSchedule, RadialSpec, operands_of
 from kernelgen.kernels.spec import BUFFERS
 from kernelgen.ops.autograd import PRODUCT, edges_of, second_gradients
+from kernelgen.ops.base import INDEX_DTYPES, PLACE
 from kernelgen.ops.edge_networks import edge_product, full_product, sum_product
 from kernelgen.ops.library import used_slots
 from kernelgen.ops.product import Operator
@@ -85,16 +86,25 @@ def radial_product(
     if fused is None and y.shape[0] <= most_edges:
         return operator(x, y, multiply.rows(h, matrix), sender, receiver, num_out=num_out)
     whole = operator.graph(x, y, sender, receiver, num_out, None)  # parts have orders of their own
-    return _Forward.apply(x, y, h, matrix, whole, operator, Parts(operator, whole, most_edges), multiply, fused)
+    return _Forward.apply(x, y, h, matrix, _Call(whole, operator, Parts(operator, whole, most_edges), multiply, fused))
+
+
+class _Call(NamedTuple):
+    """What all functions of a call share."""
+
+    whole: Graph
+    operator: Operator
+    parts: Parts
+    multiply: Multiply
+    fused: FusedRadial | None
 
 
 class _Forward(torch.autograd.Function):
     @staticmethod
-    def forward(ctx: Any, *given: Any) -> Tensor:
-        x, y, h, matrix, whole, operator, parts, multiply, fused = given
+    def forward(ctx: Any, x: Tensor, y: Tensor, h: Tensor, matrix: Tensor, shared: _Call) -> Tensor:
+        whole, operator, parts, multiply, fused = ctx.shared = shared
         # The indices too: autograd notices writes to them.
         ctx.save_for_backward(x, y, h, matrix, *whole.saved)
-        ctx.rest = whole, operator, parts, multiply, fused
         if fused is not None:
             return fused.value(x, y, h, matrix, whole)
         out = empty(whole.shapes["g"], x)
@@ -109,22 +119,20 @@ class _Forward(torch.autograd.Function):
     def backward(ctx: Any, *gradients: Tensor) -> tuple[Maybe, ...]:
         wanted = used_slots(ctx, _SLOTS)
         if not wanted:
-            return (None,) * 9
+            return (None,) * 5
         x, y, h, matrix, *_ = ctx.saved_tensors
         if is_transforming(gradients[0]):
-            found = first_transformed((x, y, h, matrix), gradients[0], _of_kernel(wanted), *ctx.rest[:2])
-            return (*found, *(None,) * 5)
-        found = _First.apply(x, y, h, matrix, gradients[0], wanted, *ctx.rest)
-        return (*found, *(None,) * 5)
+            return *first_transformed((x, y, h, matrix), gradients[0], _of_kernel(wanted), ctx.shared), None
+        return *_First.apply(x, y, h, matrix, gradients[0], wanted, ctx.shared), None
 
 
 class _First(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, *given: Any) -> tuple[Maybe, ...]:
-        x, y, h, matrix, g, wanted, whole, operator, parts, multiply, fused = given
+        x, y, h, matrix, g, wanted, ctx.shared = given
+        whole, operator, parts, multiply, fused = ctx.shared
         ctx.set_materialize_grads(False)
         ctx.save_for_backward(x, y, h, matrix, g, *whole.saved)
-        ctx.rest = whole, operator, parts, multiply
         slots = _of_kernel(wanted)
         if fused is not None and "m" not in wanted:
             by_slot = fused.gradients(slots, x, y, h, matrix, g, whole)
@@ -143,12 +151,13 @@ class _First(torch.autograd.Function):
     def backward(ctx: Any, *tangents: Maybe) -> tuple[Maybe, ...]:
         wanted = used_slots(ctx, _SLOTS + "g")
         if not wanted or not any(tangent is not None for tangent in tangents):
-            return (None,) * 11
+            return (None,) * 7
         x, y, h, matrix, g, *_ = ctx.saved_tensors
         if is_transforming(*tangents):
-            given = (x, y, h, matrix), g, (*tangents, None), _of_kernel(wanted)
-            return (*second_transformed(*given, *ctx.rest[:2]), *(None,) * 6)
-        return (*_Second.apply(x, y, h, matrix, g, *tangents, None, wanted, *ctx.rest), *(None,) * 6)
+            found = second_transformed((x, y, h, matrix), g, (*tangents, None), _of_kernel(wanted), ctx.shared)
+        else:
+            found = _Second.apply(x, y, h, matrix, g, *tangents, None, wanted, ctx.shared)
+        return *found, None, None
 
 
 class _Second(torch.autograd.Function):
@@ -159,10 +168,10 @@ class _Second(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx: Any, *given: Any) -> tuple[Maybe, ...]:
-        x, y, h, matrix, g, tx, ty, th, tm, tg, wanted, whole, operator, parts, multiply = given
+        x, y, h, matrix, g, tx, ty, th, tm, tg, wanted, ctx.shared = given
+        whole, operator, parts, multiply, _ = ctx.shared
         ctx.set_materialize_grads(False)
         ctx.save_for_backward(x, y, h, matrix, g, *whole.saved)
-        ctx.rest = whole, operator, parts, multiply
         ctx.along = "".join(
             s for s, tangent in zip(_SLOTS + "g", (tx, ty, th, tm, tg), strict=True) if tangent is not None
         )
@@ -194,12 +203,13 @@ class _Second(torch.autograd.Function):
             return PRODUCT.no_third_derivative()
         wanted = used_slots(ctx, ctx.along, first=5)
         if not wanted or not any(cotangent is not None for cotangent in cotangents):
-            return (None,) * 15
+            return (None,) * 12
         x, y, h, matrix, g, *_ = ctx.saved_tensors
         if is_transforming(*cotangents):
-            given = (x, y, h, matrix), g, cotangents, _of_kernel(wanted)
-            return (*(None,) * 5, *second_transformed(*given, *ctx.rest[:2]), *(None,) * 5)
-        return (*(None,) * 5, *_Second.apply(x, y, h, matrix, g, *cotangents, wanted, *ctx.rest), *(None,) * 5)
+            found = second_transformed((x, y, h, matrix), g, cotangents, _of_kernel(wanted), ctx.shared)
+        else:
+            found = _Second.apply(x, y, h, matrix, g, *cotangents, wanted, ctx.shared)
+        return *(None,) * 5, *found, None, None
 
 
 def _of_kernel(wanted: str) -> str:
@@ -247,9 +257,6 @@ class Sums:
 # largest element of h, for what is more than 2**-20 times as large as the largest of the matrix, and 2**-17 times that
 # bound. The bound of ordinary gradients is some 2**7 times as large as they are.
 
-_PLACE = {name: place for place, name in enumerate(BUFFERS)}
-_INDICES = {torch.int32: "int32", torch.int64: "int64"}
-
 
 class FusedRadial:
     """The value and first gradients of one problem, with weights ``h @ matrix`` in registers.
@@ -279,7 +286,7 @@ class FusedRadial:
         name, facts = "forward" if direction == forward() else "backward", device_facts(self.device)
         schedule = self.schedules.get(name) or RadialSchedule()
         spec = RadialSpec(
-            self.problem, self.hidden, direction, schedule, self.accuracy, self.layout, _INDICES[index], facts
+            self.problem, self.hidden, direction, schedule, self.accuracy, self.layout, INDEX_DTYPES[index], facts
         )
         return spec if name in self.schedules else default_radial_schedule(spec)
 
@@ -308,18 +315,18 @@ class FusedRadial:
         kept |= {name: one for name, one in (("spans", order.spans), ("perm", order.perm)) if one is not None}
         pointers = [0] * len(BUFFERS)
         for name, tensor in kept.items():
-            pointers[_PLACE[name]] = tensor.data_ptr()
+            pointers[PLACE[name]] = tensor.data_ptr()
         found: dict[str, Tensor] = {}
         no_edges = graph.num_edges == 0  # then nothing runs: a GPU refuses a grid without blocks
         if plan.marks and not no_edges:
             marks = zeros((plan.marks, graph.num_out), given["x"])
-            pointers[_PLACE[MARKS]] = marks.data_ptr()
+            pointers[PLACE[MARKS]] = marks.data_ptr()
         for slot in direction.outputs:
             is_zeroed = no_edges or f"out_{slot}" in plan.zeroed
             found[slot] = (zeros if is_zeroed else empty)(shapes[slot], given["x"])
             if poison and not is_zeroed:
                 found[slot].fill_(torch.nan)
-            pointers[_PLACE[f"out_{slot}"]] = found[slot].data_ptr()
+            pointers[PLACE[f"out_{slot}"]] = found[slot].data_ptr()
         if graph.num_out and not no_edges:
             kernel.run(pointers, graph.num_edges, graph.num_in, graph.num_out, given["x"].get_device())
         return found
@@ -366,8 +373,14 @@ def fused_of(
     if not is_meant or operator.dtype is not torch.float32:
         return None
     try:
-        accuracy, where = ACCURACY[product], (operator.layout, operator.device)
-        return FusedRadial(operator.problem, hidden, accuracy, *where, dict(schedules))
+        return FusedRadial(
+            operator.problem,
+            hidden,
+            accuracy=ACCURACY[product],
+            layout=operator.layout,
+            device=operator.device,
+            schedules=dict(schedules),
+        )
     except (UnsupportedError, ScheduleError):
         return None
 
@@ -481,28 +494,26 @@ def multiply_by(product: str) -> Multiply:
 Inputs = tuple[Tensor, Tensor, Tensor, Tensor]
 
 
-def first_transformed(inputs: Inputs, g: Tensor, slots: str, whole: Graph, operator: Operator) -> tuple[Maybe, ...]:
+def first_transformed(inputs: Inputs, g: Tensor, slots: str, shared: _Call) -> tuple[Maybe, ...]:
     """Gradients of x, y, h and m. slots: of the operands x, y and w, whose gradients these need."""
     x, y, h, m = inputs
-    dx, dy, dw = _gradients((x, y, full_product(h, m)), g, slots, whole, operator)
+    rest, text = edges_of(shared.whole), shared.operator.text
+    dx, dy, dw = PRODUCT.backward((x, y, full_product(h, m), g), rest, slots, text)
     return dx, dy, None if dw is None else full_product(dw, m.t()), None if dw is None else full_product(h.t(), dw)
 
 
 def second_transformed(
-    inputs: Inputs, g: Tensor, tangents: tuple[Maybe, ...], slots: str, whole: Graph, operator: Operator
+    inputs: Inputs, g: Tensor, tangents: tuple[Maybe, ...], slots: str, shared: _Call
 ) -> tuple[Maybe, ...]:
     """Second derivatives by x, y, h, m and g along tangents of these; see ``kernelgen.ops.radial_convolution``."""
     (x, y, h, m), (tx, ty, th, tm, tg) = inputs, tangents
     terms = [full_product(a, b) for a, b in ((th, m), (h, tm)) if a is not None and b is not None]
     w, tw = full_product(h, m), sum(terms[1:], terms[0]) if terms else None
-    dx, dy, dw, dg = PRODUCT.along_tangents((x, y, w, g), (tx, ty, tw, tg), edges_of(whole), slots, operator.text)
+    rest, text = edges_of(shared.whole), shared.operator.text
+    dx, dy, dw, dg = PRODUCT.along_tangents((x, y, w, g), (tx, ty, tw, tg), rest, slots, text)
     gw = None
     if "w" in slots and terms:
-        gw = _gradients((x, y, w), g, "w", whole, operator)[2]
+        gw = PRODUCT.backward((x, y, w, g), rest, "w", text)[2]
     of_h = [full_product(a, b.t()) for a, b in ((dw, m), (gw, tm)) if a is not None and b is not None]
     of_m = [full_product(a.t(), b) for a, b in ((h, dw), (th, gw)) if a is not None and b is not None]
     return dx, dy, sum(of_h[1:], of_h[0]) if of_h else None, sum(of_m[1:], of_m[0]) if of_m else None, dg
-
-
-def _gradients(xyw: tuple[Tensor, ...], g: Tensor, slots: str, whole: Graph, operator: Operator) -> tuple[Maybe, ...]:
-    return PRODUCT.backward((*xyw, g), edges_of(whole), slots, operator.text)

@@ -36,7 +36,7 @@ from kernelgen.kernels.contraction.schedule import (
 )
 from kernelgen.kernels.source import Source, included
 from kernelgen.kernels.spec import BUFFERS
-from kernelgen.ops.base import DTYPES, rebuilds, register
+from kernelgen.ops.base import DTYPES, INDEX_DTYPES, PLACE, rebuilds, register
 from kernelgen.ops.library import DifferentiableOperator, Maybe, Signature, define, differentiable
 from kernelgen.problem.contraction import ContractionProblem
 from kernelgen.runtime.call import empty, zeros
@@ -124,8 +124,6 @@ def sums_source(dtype: torch.dtype) -> Source:
 
 
 Schedules = ContractionSchedule | Mapping[str, ContractionSchedule] | None
-_PLACE = {name: place for place, name in enumerate(BUFFERS)}
-_INDICES = {torch.int32: "int32", torch.int64: "int64"}
 
 
 def build_contraction(
@@ -218,12 +216,12 @@ class ContractionOperator(DifferentiableOperator):
         for name in direction.operands:
             shape = w.shape if name.endswith("w") else (nodes, self.widths[name[-1]])
             kept.append(self._ready(name, given[name], shape, x))
-            pointers[_PLACE[name]] = kept[-1].data_ptr()
-        pointers[_PLACE["sender"]] = kept[0].data_ptr()
+            pointers[PLACE[name]] = kept[-1].data_ptr()
+        pointers[PLACE["sender"]] = kept[0].data_ptr()
         spans = None
         if self.schedules[direction.name].order == "element":
             spans, perm = node_order(elements, rows)
-            pointers[_PLACE["perm"]] = perm.data_ptr()
+            pointers[PLACE["perm"]] = perm.data_ptr()
         else:
             check_range(elements, rows)
         kernel = self._kernel(direction, elements)
@@ -239,7 +237,7 @@ class ContractionOperator(DifferentiableOperator):
             found[slot] = (zeros if is_zeroed else empty)(shape, x)
             if poison and not is_zeroed:
                 found[slot].fill_(torch.nan)
-            pointers[_PLACE[f"out_{slot}"]] = found[slot].data_ptr()
+            pointers[PLACE[f"out_{slot}"]] = found[slot].data_ptr()
         if nodes:
             kernel.run(pointers, nodes, of_task, rows, x.get_device())
             if WATCHERS:
@@ -269,7 +267,7 @@ class ContractionOperator(DifferentiableOperator):
 
     def _kernel(self, direction: ContractionDirection, elements: Tensor) -> Kernel:
         fixed = torch.are_deterministic_algorithms_enabled()
-        key = (direction, _INDICES[elements.dtype], elements.get_device(), fixed)
+        key = (direction, INDEX_DTYPES[elements.dtype], elements.get_device(), fixed)
         kernel = self._kernels.get(key)
         if kernel is None:
             tell_of_preparing()
@@ -281,7 +279,7 @@ class ContractionOperator(DifferentiableOperator):
             raise self._mismatch("x", x, f"(nodes, {self.widths['x']})")
         if w.dim() != 3 or tuple(w.shape[1:]) != (self.num_weights, self.problem.channels):
             raise self._mismatch("w", w, f"(elements, {self.num_weights}, {self.problem.channels})")
-        if elements.dtype not in _INDICES or elements.dim() != 1 or elements.shape[0] != x.shape[0]:
+        if elements.dtype not in INDEX_DTYPES or elements.dim() != 1 or elements.shape[0] != x.shape[0]:
             raise InputError(
                 f"elements is {elements.dtype} {tuple(elements.shape)}; expected int32 or int64 ({x.shape[0]},), one "
                 "for each row of x"
