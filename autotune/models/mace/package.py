@@ -511,7 +511,7 @@ class CapturableMace(CapturablePackage):
             "edge_index": Field(edges, "edges", ghost_ends, axis=1, below="atoms", each=(2,)),
             "shifts": Field(inputs["shifts"].detach(), "edges", along_x(2 * cutoff), each=(3,)),
             "unit_shifts": Field(inputs["unit_shifts"].detach(), "edges", along_x(1.0), each=(3,)),
-            "cell": Field(inputs["cell"].detach().view(-1, 3), "graphs", cube(2 * cutoff), rows=3, each=(3,)),
+            "cell": Field(inputs["cell"].detach().reshape(-1, 3), "graphs", cube(2 * cutoff), rows=3, each=(3,)),
             "ptr": Field(pointer, "graphs", ghost_pointer, extra=1),
         }
         if "head" in inputs:
