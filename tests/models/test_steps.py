@@ -92,6 +92,18 @@ def test_moving_atoms_have_stocks_results(package: str, structure: str) -> None:
     assert kept.makes == 1 and 1 <= kept.searches <= 4
 
 
+@pytest.mark.gpu
+@of_all
+@pytest.mark.parametrize("capture", [False, True])
+@pytest.mark.parametrize("structure", list(STRUCTURES))
+def test_steps_on_a_gpu_have_stocks_results(package: str, structure: str, capture: bool) -> None:
+    stock = stock_calculator(package, device="cuda")
+    quick = quick_calculator(package, device="cuda", capture=capture)
+    for atoms in walk(STRUCTURES[structure](), frames=6, width=0.04):
+        assert_agree(package, quick, stock, atoms)
+    assert quick.step == "inputs kept on cuda, neighbors by vesin there" and quick.kept_inputs().makes == 1
+
+
 @of_all
 def test_a_cell_that_changes_is_followed(package: str) -> None:
     """It shrinks by a fifth, then doubles; atoms move with it or stay."""
