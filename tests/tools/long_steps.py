@@ -79,6 +79,11 @@ def difference(quick: Any, stock: Any, atoms: Atoms) -> float:
     return worst
 
 
+def resident_mib() -> float:
+    """This process's memory."""
+    return int(Path("/proc/self/statm").read_text().split()[1]) * 4096 / 2**20
+
+
 def run(package: str, structure: str, steps: int) -> dict[str, Any]:
     stock, quick = calculators(package)
     atoms = STRUCTURES[structure]()
@@ -86,13 +91,16 @@ def run(package: str, structure: str, steps: int) -> dict[str, Any]:
     atoms.calc = quick
     MaxwellBoltzmannDistribution(atoms, temperature_K=300, rng=np.random.default_rng(0))
     dynamics = VelocityVerlet(atoms, 0.5 * units.fs)
-    first, volume, worst, drift = atoms.get_total_energy(), atoms.get_volume() if atoms.pbc.any() else 0.0, 0.0, 0.0
+    first, volume = atoms.get_total_energy(), atoms.get_volume() if atoms.pbc.any() else 0.0
+    worst, drift, resident = 0.0, 0.0, []
     for step in range(1, steps + 1):
         dynamics.run(1)
         if structure == "npt" and atoms.get_volume() < 2 * volume:
             atoms.set_cell(atoms.cell * 1.001, scale_atoms=True)
         elif structure != "npt":
             drift = max(drift, abs(atoms.get_total_energy() - first) / len(atoms) * 1e3)
+        if step in (steps // 2, steps):
+            resident.append(resident_mib())
         if step % EVERY == 0:
             atoms.get_forces()
             worst = max(worst, difference(quick, stock, atoms))
@@ -107,6 +115,7 @@ def run(package: str, structure: str, steps: int) -> dict[str, Any]:
         "frames_compared": steps // EVERY,
         "worst_difference": worst,
         "largest_drift_mev_atom": drift,
+        "resident_mib_halfway_and_at_the_end": resident,
     }
 
 
