@@ -106,6 +106,15 @@ def test_a_search_is_made_when_an_atom_has_moved_by_half_the_skin() -> None:
     assert copy.deepcopy(atoms).searches == pickle.loads(pickle.dumps(atoms)).searches == 0
 
 
+def test_two_atoms_that_approach_each_other_by_half_the_skin_each_are_found() -> None:
+    positions, cell, pbc = np.array([[0.0, 0, 0], [3.8, 0, 0]]), np.zeros((3, 3)), np.array([False] * 3)
+    atoms = NeighborList(3.0, CPU, skin=1.0)
+    assert len(atoms.graph(positions, cell, pbc).centers) == 0
+    closer = positions + np.array([[0.45, 0, 0], [-0.45, 0, 0]])
+    check(atoms.graph(closer, cell, pbc), closer, cell, pbc, 3.0)
+    assert len(atoms.graph(closer, cell, pbc).centers) == 2 and atoms.searches == 1
+
+
 def test_a_cell_that_changes_is_searched_without_a_skin() -> None:
     positions, cell, pbc = cube()
     atoms = NeighborList(3.0, CPU, skin=1.0)
