@@ -174,6 +174,12 @@ def row_lines(row: Row) -> list[str]:
     width = max(len(name) for name in cells)
     for name, cell in cells.items():
         lines.append(f"  {name:{width}}  {_cell_text(cell, cells.get(OURS, {}))}")
+        if parts := cell.get("parts_ms"):
+            from autotune.bench.dynamics import nanoseconds_a_day
+
+            each = ", ".join(f"{part} {value:.3g}" for part, value in parts.items())
+            day = f"{nanoseconds_a_day(cell['wall_ms']):.3g} ns a day"
+            lines.append(f"  {'':{width}}  {day}; in ms: {each}; {cell['inputs']}")
         if name == OURS and cell.get("device_parts_ms"):
             lines.append(f"  {'':{width}}  device {cell['device_ms']:.3g} ms: {shares_text(cell['device_parts_ms'])}")
         if name == OURS and (held := cell.get("held_parts_mib")):

@@ -28,18 +28,19 @@ from autotune.bench.rows import DEFAULT
 from autotune.errors import PeerError
 from autotune.models.package import Outputs
 from autotune.models.whole_model import WholeModel
-from autotune.text import CAPTURED
+from autotune.text import CAPTURED, is_ours
 
 if TYPE_CHECKING:
     from ase import Atoms
 
+    from autotune.bench.dynamics import Dynamics
     from autotune.models.capture import CapturedModel
 
 Cell = dict[str, Any]
 Given = ParamSpec("Given")
 # The contender that gives exact values; it is not timed.
 REFERENCE = "reference"
-PASSES = ("energy_forces", "training")
+PASSES = ("energy_forces", "training", "md_step")
 
 
 @dataclass(frozen=True)
@@ -92,6 +93,7 @@ class ModelSession:
         self.error = self.note = ""
         self.first_calls: dict[tuple[str, str], float] = {}
         self._inputs: dict[str, tuple[Atoms, dict[str, Any]]] = {}
+        self._dynamics: dict[str, Dynamics] = {}
         self.names: dict[int, str] = {}
         self.warmed: set[str] = set()
         self.captured_for = ""
@@ -130,6 +132,18 @@ class ModelSession:
             self._inputs[structure] = atoms, self.model.inputs([atoms])
         return self._inputs[structure]
 
+    def dynamics(self, structure: str) -> Dynamics:
+        """The simulation of a structure, one at a time: SevenNet's calculator changes the model for its inputs."""
+        from autotune.bench.dynamics import Dynamics
+
+        if structure not in self._dynamics:
+            self._dynamics = {structure: Dynamics(self.model, self._given(structure)[0], is_ours=self.is_ours)}
+        return self._dynamics[structure]
+
+    @property
+    def is_ours(self) -> bool:
+        return is_ours(self.setting.contender)
+
     def step(self, structure: str, which: str) -> Callable[[], object]:
         inputs = self.inputs(structure)
         if self.setting.contender == CAPTURED:
@@ -139,7 +153,10 @@ class ModelSession:
                 cast("CapturedModel", self.model.module).forget()
                 self.captured_for = structure
         if which == "training":
+            self._dynamics.clear()
             return lambda: self.model.training_step(inputs)
+        if which == "md_step":
+            return self.dynamics(structure).step
         stress = self.has_stress(structure)
         return lambda: self.model.energies_and_forces(inputs, stress=stress)
 
@@ -154,6 +171,8 @@ class ModelSession:
         return {"atoms": len(atoms), "edges": int(self.model.edges(inputs).shape[1])}
 
     def values(self, structure: str, which: str) -> Values:
+        if which == "md_step" and self.setting.contender != REFERENCE:
+            return self.dynamics(structure).values()
         return values_of(self.model, self.inputs(structure), which, self.names, self.has_stress(structure))
 
     @answers
@@ -211,6 +230,9 @@ class ModelSession:
         """Kernel time and launches of one pass, and what it keeps for its gradients."""
         step = self.step(structure, which)
         warm_up(step, self.device, 1, 0.0)
+        if which == "md_step":
+            dynamics = self.dynamics(structure)
+            return profile(step, self.device) | {"parts_ms": dynamics.parts_ms(), "inputs": dynamics.how}
         # Apart, because compiled models may refuse the hooks that count what is kept.
         return profile(step, self.device) | self.held(step)
 
@@ -367,7 +389,7 @@ _GRADIENTS_TIMES = 30
 
 def values_of(model: WholeModel, inputs: dict[str, Any], which: str, names: Mapping[int, str], stress: bool) -> Values:
     """Energy, forces and stress of a batch, or the loss's gradients by the names of the stock model's parameters."""
-    if which == "energy_forces":
+    if which != "training":
         out = model.energies_and_forces(inputs, stress=stress)
         return {name: value.detach().double() for name, value in _outputs(out).items()}
     model.training_step(inputs)

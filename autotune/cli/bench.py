@@ -209,7 +209,9 @@ def models(
         typer.Option(help="A name of configs/graphs.toml, or a file. Repeat it for several."),
     ] = None,
     contender: Contender = None,
-    passes: Annotated[list[str] | None, typer.Option("--pass", help="energy_forces, training. Default: both.")] = None,
+    passes: Annotated[
+        list[str] | None, typer.Option("--pass", help="energy_forces, training, md_step. Default: all.")
+    ] = None,
     dtype: Dtype = "float32",
     together: Annotated[int, typer.Option(help="Build so many models at a time: faster, with more memory.")] = 1,
     device: Device = None,

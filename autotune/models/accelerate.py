@@ -34,6 +34,7 @@ from autotune.models.stand_ins import (
     Place,
     StandIn,
 )
+from autotune.models.step import quicken, unquicken
 from kernelgen.errors import InputError
 from kernelgen.ops.radial_convolution import EDGE_PRODUCTS
 
@@ -83,6 +84,9 @@ def accelerate(
     most 16, the activation is SiLU, and weights are not trained: in evaluation, or without gradients. Nothing but
     their input is kept for the gradient. ``layers``: one after the other, as with ``edge_product="float32"``.
 
+    An ASE calculator of MACE, NequIP or SevenNet gets Equitune's steps too: between them what a simulation does not
+    change stays on the device. A sum of calculators is taken apart.
+
     Some modules stay, with the reason in the result: those compiled by TorchScript or torch.compile, those with a
     ``forward``, parameters or modules of their own, and those that fail when tried. Hooks, parametrizations and pruning
     of a replacement pass to e3nn's module when it is put back. Raises InputError if there is no module.
@@ -95,7 +99,7 @@ def accelerate(
         raise InputError(f"edge_product is {edge_product!r}; expected one of {', '.join(EDGE_PRODUCTS)}")
     if edge_product == "tf32" and edge_weights != "fused":
         raise InputError("edge_product='tf32' is for edge_weights='fused'; elsewhere torch's settings choose TF32")
-    model = _module_of(model)
+    calculators, model = _calculators_in(model), _module_of(model)
     replacing = Replacing(strict, deterministic, _sample_of(model) if check else None)
     before = sum(isinstance(module, StandIn) for module in model.modules())
     places, reason = change_layouts(model, replacing)
@@ -110,7 +114,8 @@ def accelerate(
             kept = kept or "edge weights are whole: no radial network of MACE, NequIP or SevenNet gives them"
     in_one_kernel = edge_network == "fused" and edge_product != "float32"  # torch has no such kernel
     choose_arithmetic(model, edge_product, in_one_kernel)
-    return Acceleration(tuple(places), _note(model, before, places) or kept)
+    steps = dict.fromkeys(quicken(calculator) for calculator in calculators)
+    return Acceleration(tuple(places), _note(model, before, places) or kept, "; ".join(filter(None, steps)))
 
 
 def _replaced(
@@ -145,7 +150,7 @@ def restore(model: Any) -> int:
     Changes to the replacements carry over: another weight, hooks, parametrizations, pruning, the mode. InputError for a
     part of a model whose layout was changed as a whole.
     """
-    model = _module_of(model)
+    calculators, model = _calculators_in(model), _module_of(model)
     undo_layouts(model)
     undo_weights_inside(model)
     found = [(parent, name, child) for parent in model.modules() for name, child in _children(parent)]
@@ -156,7 +161,17 @@ def restore(model: Any) -> int:
         if isinstance(child, AcceleratedConvolution | ExchangedConvolution):
             any(block.unfuse(parent) for block in known_blocks())
         setattr(parent, name, original)
+    for calculator in calculators:
+        unquicken(calculator)
     return len(replaced)
+
+
+def _calculators_in(model: object) -> list[Any]:
+    """The calculators that a sum of them mixes, or the object itself; none for a module."""
+    if isinstance(model, torch.nn.Module):
+        return []
+    mixed = getattr(getattr(model, "mixer", None), "calcs", None)
+    return [model] if mixed is None else list(mixed)
 
 
 def _module_of(model: object) -> torch.nn.Module:
@@ -168,13 +183,18 @@ def _module_of(model: object) -> torch.nn.Module:
         )
     if isinstance(model, torch.nn.Module):
         return model
-    held = getattr(model, "models", None) or [getattr(model, "model", None)]
-    if not isinstance(held, list | tuple) or not all(isinstance(one, torch.nn.Module) for one in held):
+    held = [module for calculator in _calculators_in(model) for module in _modules_held_by(calculator)]
+    if not held or not all(isinstance(module, torch.nn.Module) for module in held):
         raise InputError(
             f"model is of type {type(model).__name__}; expected a torch.nn.Module, or an object with one as its model "
             "or with several as its models, such as an ASE calculator"
         )
     return held[0] if len(held) == 1 else torch.nn.ModuleList(held)
+
+
+def _modules_held_by(calculator: object) -> list[Any]:
+    held = getattr(calculator, "models", None) or getattr(calculator, "model", None)
+    return list(held) if isinstance(held, list | tuple) else [] if held is None else [held]
 
 
 def _children(parent: torch.nn.Module) -> Iterator[tuple[str, torch.nn.Module]]:

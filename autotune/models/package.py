@@ -34,7 +34,8 @@ class Package(ABC):
 
     modules: what must be importable. install: what to type if it is not. peers: names of its own fast paths.
     joined: those in which Equitune's convolution may take the place of theirs. captured: whether ``autotune.capture``
-    takes its models.
+    takes its models. neighbor_function: module and name of the function by which its calculator finds neighbors.
+    dtype_of_data: torch's default dtype in the programs that its calculator is made for.
     """
 
     name: ClassVar[str]
@@ -43,6 +44,8 @@ class Package(ABC):
     peers: ClassVar[tuple[str, ...]] = ()
     joined: ClassVar[tuple[str, ...]] = ()
     captured: ClassVar[bool] = False
+    neighbor_function: ClassVar[tuple[str, str]]
+    dtype_of_data: ClassVar[torch.dtype] = torch.float32
 
     def require(self) -> None:
         """ConfigError with what to install, unless the package can be imported."""
@@ -81,6 +84,10 @@ class Package(ABC):
     @abstractmethod
     def edges(self, inputs: dict[str, Any]) -> torch.Tensor:
         """Indices of the edges' two ends [2, edges]."""
+
+    @abstractmethod
+    def calculator(self, model: torch.nn.Module, device: str) -> Any:
+        """Its own ASE calculator of a model that is on the device."""
 
     def accelerated(self, model: torch.nn.Module, peer: str, device: str) -> torch.nn.Module:
         """The same model, weights included, by one of the package's fast paths; PeerError with the reason if not."""

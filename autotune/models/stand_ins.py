@@ -274,11 +274,12 @@ class Place:
 class Acceleration:
     """Every tensor product and spherical harmonics module of a model, and what else changed; prints as a table.
 
-    note: a remark on the model, such as why no module was found.
+    note: a remark on the model, such as why no module was found. step: how a calculator's inputs are made.
     """
 
     places: tuple[Place, ...]
     note: str = ""
+    step: str = ""
 
     @property
     def replaced(self) -> int:
@@ -292,6 +293,8 @@ class Acceleration:
             groups.setdefault((place.replaced, place.detail), []).append(place.name)
         for (replaced, detail), names in groups.items():
             lines += [f"{'replaced' if replaced else 'kept':8}  {', '.join(names)}", f"          {detail}"]
+        if self.step:
+            lines.append(f"{'steps':8}  {self.step}")
         if self.replaced:
             lines += [f"{'refused':8}  {REFUSED}", "          autotune.restore(model) makes the model stock again"]
         return "\n".join(lines)

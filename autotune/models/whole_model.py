@@ -93,6 +93,14 @@ class WholeModel:
         """The same model by another module, such as one of the package's fast paths."""
         return replace(self, module=module, _flags={})
 
+    def calculator(self, module: torch.nn.Module) -> Any:
+        """The package's own ASE calculator of this module, or of the one that it captures.
+
+        It may change the mode of the module, and whether weights need gradients.
+        """
+        self._flags.pop("training", None)
+        return self.package.calculator(module, self.device)
+
     def _prepare(self, training: bool) -> None:
         """Switch mode, and whether weights need gradients: those that had none get none."""
         if self._flags.get("training") == training:

@@ -266,7 +266,11 @@ def prices(rows: Iterable[SuiteRow]) -> list[tuple[SuiteRow, SuiteRow, float]]:
 MIB = 2.0**20
 # The hash in rows of devices without a tuned entry.
 NOTHING_TUNED = hash_of_text("")
-PASS_NAMES = {"energy_forces": "energies and forces", "training": "training step"}
+PASS_NAMES = {
+    "energy_forces": "energies and forces",
+    "training": "training step",
+    "md_step": "step of molecular dynamics (ASE)",
+}
 
 
 @dataclass(frozen=True)

@@ -9,7 +9,9 @@ from typing import Any
 import numpy as np
 import torch
 from ase import Atoms
+from ase.calculators.calculator import Calculator, all_changes
 from ase.neighborlist import neighbor_list
+from ase.stress import full_3x3_to_voigt_6_stress
 
 from autotune.errors import PeerError
 from autotune.models.package import Outputs, Package, converted, dtype_of
@@ -45,6 +47,7 @@ class TinyPackage(Package):
     install = "torch"
     peers = ("same", "wrong", "refuses", "breaks", "dies", "full", "wraps", "slow")
     joined = ("same",)
+    neighbor_function = ("tiny_model", "neighbor_list")
 
     def build(self, parameters: Any, seed: int) -> torch.nn.Module:
         return PairModel()
@@ -81,6 +84,9 @@ class TinyPackage(Package):
     def edges(self, inputs: dict[str, Any]) -> torch.Tensor:
         return inputs["edges"]
 
+    def calculator(self, model: torch.nn.Module, device: str) -> TinyCalculator:
+        return TinyCalculator(model, device)
+
     def accelerated(self, model: torch.nn.Module, peer: str, device: str) -> torch.nn.Module:
         if peer == "refuses":
             raise PeerError("refuses: it does not want to")
@@ -88,6 +94,23 @@ class TinyPackage(Package):
         made = PairModel(1.5) if peer == "wrong" else kinds[peer]()
         made.load_state_dict(model.state_dict())
         return made.to(device, dtype_of(model))
+
+
+class TinyCalculator(Calculator):
+    implemented_properties = ["energy", "forces", "stress"]
+
+    def __init__(self, model: Any, device: str) -> None:
+        super().__init__()
+        self.model, self.device = model, device
+
+    def calculate(self, atoms: Any = None, properties: Any = None, system_changes: Any = all_changes) -> None:
+        super().calculate(atoms, properties, system_changes)
+        package = TinyPackage()
+        inputs = package.inputs(self.model, [atoms], self.device)
+        out = package.evaluate(self.model, inputs, training=False, stress=True)
+        assert out.stress is not None
+        stress = full_3x3_to_voigt_6_stress(out.stress[0].numpy())
+        self.results = {"energy": float(out.energy), "forces": out.forces.numpy(), "stress": stress}
 
 
 class TheirConvolution(torch.nn.Module):

@@ -511,7 +511,7 @@ class CapturableMace(CapturablePackage):
             "edge_index": Field(edges, "edges", ghost_ends, axis=1, below="atoms", each=(2,)),
             "shifts": Field(inputs["shifts"].detach(), "edges", along_x(2 * cutoff), each=(3,)),
             "unit_shifts": Field(inputs["unit_shifts"].detach(), "edges", along_x(1.0), each=(3,)),
-            "cell": Field(inputs["cell"].detach().view(-1, 3), "graphs", cube(2 * cutoff), rows=3, each=(3,)),
+            "cell": Field(inputs["cell"].detach().reshape(-1, 3), "graphs", cube(2 * cutoff), rows=3, each=(3,)),
             "ptr": Field(pointer, "graphs", ghost_pointer, extra=1),
         }
         if "head" in inputs:
@@ -535,6 +535,7 @@ class Mace(Package):
     captured = True
     peers = ("cuequivariance", "openequivariance", "cuequivariance+openequivariance")
     joined = ("cuequivariance",)
+    neighbor_function = ("mace.data.atomic_data", "get_neighborhood")
 
     def build(self, parameters: Parameters, seed: int) -> torch.nn.Module:
         import numpy as np
@@ -602,6 +603,12 @@ class Mace(Package):
         read = ("batch", "cell", "edge_index", "head", "node_attrs", "pbc", "positions", "ptr", "shifts", "unit_shifts")
         found = {name: value for name, value in batch.to_dict().items() if name in read}
         return converted(found, device, dtype_of(model))
+
+    def calculator(self, model: Any, device: str) -> Any:
+        from mace.calculators import MACECalculator
+
+        name = str(dtype_of(model)).removeprefix("torch.")
+        return MACECalculator(models=model, device=device, default_dtype=name, head=getattr(model, "heads", [None])[0])
 
     def evaluate(self, model: torch.nn.Module, inputs: dict[str, Any], *, training: bool, stress: bool) -> Outputs:
         # The model writes into the dictionary, and positions must not keep what an earlier call recorded.

@@ -2,14 +2,19 @@
 
 from __future__ import annotations
 
+import copy
 import os
 import warnings
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
+from ase import Atoms
+from ase.calculators.calculator import Calculator, all_changes
 from ase.data import chemical_symbols
+from ase.stress import full_3x3_to_voigt_6_stress
 from mace.calculators import MACECalculator as Stock
 from mace.modules import models
 from torch import Tensor
@@ -19,6 +24,7 @@ from autotune.models.capture import capture as captured
 from autotune.models.lammps import RankGraph, compile_energies, ready_copy
 from autotune.models.mace.patched import forward_for_lammps
 from autotune.models.stand_ins import CONVOLUTIONS
+from autotune.models.step import QuickSteps, to_host
 from kernelgen.errors import InputError
 
 # MACE's ASE calculator with Equitune in its models.
@@ -27,17 +33,19 @@ from kernelgen.errors import InputError
 # nothing else. For ``mace_mp`` and ``mace_off``, which download a model: ``accelerate(mace_mp(...))``.
 
 
-class MACECalculator(Stock):
+class MACECalculator(Stock, QuickSteps):
     """Takes the arguments of MACE's class, and accelerates each model as the last step.
 
     So it follows what these arguments do to the models: ``default_dtype`` converts them, ``compile_mode`` compiles them
     at their first call, and with ``enable_cueq`` cuEquivariance computes what Equitune does not, such as the symmetric
     contraction. ``enable_oeq`` brings nothing: it exchanges convolutions alone. Warns if no convolution is Equitune's.
+    What a simulation does not change stays on the device between steps (see ``autotune.models.step``), but with
+    ``compile_mode`` and padding, for which MACE makes the inputs.
 
     capture: on a GPU each step of energies, forces and stress is one launch (see :func:`autotune.capture`), which is
     faster for small systems. InputError together with ``compile_mode``.
 
-    acceleration: the table of what was replaced.
+    acceleration: the table of what was replaced. step: how inputs are made.
     """
 
     models: list[Any]
@@ -53,6 +61,113 @@ class MACECalculator(Stock):
         if not any(place.replaced for place in places):
             reasons = "; ".join(dict.fromkeys(place.detail for place in places)) or "accelerate found none"
             warnings.warn(f"no convolution of the model is Equitune's: {reasons}", stacklevel=2)
+
+    def why_stock(self) -> str:
+        if self.use_compile:
+            return "compile_mode pads them"
+        return "pad_num_atoms or pad_num_edges is given" if self.pad_num_atoms > 0 or self.pad_num_edges > 0 else ""
+
+    def model_cutoff(self) -> float:
+        return self.r_max
+
+    def _atoms_to_batch(self, atoms: Atoms) -> Any:
+        """MACE's batch of one structure; all of MACE's calculator takes its inputs from here."""
+        if not self.steps_quickly():
+            return super()._atoms_to_batch(atoms)
+        self.arrays_keys.update({self.charges_key: "charges"})  # as MACE does
+        batch, graph = self.kept_inputs().of(
+            atoms,
+            depends_on=(
+                *(self.head, self.default_dtype, self.info_keys, self.arrays_keys, self.z_table.zs),
+                [atoms.info.get(key) for key in self.info_keys.values()],
+                [atoms.arrays.get(key) for key in self.arrays_keys.values()],
+            ),
+            make=lambda: super(MACECalculator, self)._atoms_to_batch(atoms),
+        )
+        batch = copy.copy(batch)
+        dtype = batch.positions.dtype
+        cell = torch.from_numpy(_extended_cell(atoms, self.r_max)).to(dtype)
+        batch.positions = graph.positions.to(dtype)
+        batch.edge_index = torch.stack((graph.centers, graph.neighbors))
+        batch.unit_shifts = graph.unit_shifts.to(dtype)
+        batch.shifts = (graph.unit_shifts @ graph.cell).to(dtype)
+        volume = torch.linalg.det(cell)
+        reciprocal = 2 * torch.pi * torch.linalg.inv(cell.mT) if volume.abs() > 0 else torch.zeros_like(cell)
+        batch.cell, batch.rcell = (value.to(self.device) for value in (cell, reciprocal))
+        batch.volume = volume.to(self.device).reshape(batch.volume.shape)
+        return batch
+
+    def calculate(self, atoms: Any = None, properties: Any = None, system_changes: Any = all_changes) -> None:
+        """MACE's results; those of models of energies come from the device by one copy."""
+        if self.model_type != "MACE" or self.compute_atomic_stresses or not self.steps_quickly():
+            return super().calculate(atoms, properties, system_changes)
+        Calculator.calculate(self, atoms)
+        batch = self._atoms_to_batch(atoms).to_dict()
+        options = {"compute_stress": True, "training": False}
+        options |= {"compute_edge_forces": False, "compute_atomic_stresses": False}
+        outputs = [model({name: _own(value) for name, value in batch.items()}, **options) for model in self.models]
+        names = [name for name in _UNITS if outputs[0].get(name) is not None]
+        of_models = [torch.stack([output[name].detach() for output in outputs]) for name in names]
+        heads = batch["head"][batch["batch"]]
+        alone = self.models[0].atomic_energies_fn(batch["node_attrs"])[torch.arange(len(heads)), heads].detach()
+        *on_host, alone = to_host(*of_models, alone)
+        self.results = self._results_of(dict(zip(names, on_host, strict=True)), alone.numpy())
+
+    def _results_of(self, of_models: dict[str, Tensor], alone: np.ndarray) -> dict[str, Any]:
+        """ASE's results of values [models, ...] of each name, and the energies of isolated atoms [atoms].
+
+        Variances are in squares of the units. MACE 0.3.16 gives other powers of the factors, by device.
+        """
+        results: dict[str, Any] = {}
+        for name, values in of_models.items():
+            power_of_energy, power_of_length = _UNITS[name]
+            unit = self.energy_units_to_eV**power_of_energy * self.length_units_to_A**power_of_length
+            values = values[:, 0] if name in _OF_STRUCTURES else values
+            results[name] = _numbers(values.mean(dim=0)) * unit
+            if len(values) > 1 and name in ("energy", "forces", "stress", "dipole"):
+                results[f"{name}_comm"] = values.numpy() * unit
+                results[f"{name}_var"] = _numbers(values.var(dim=0, unbiased=False)) * unit**2
+        if "energy" in results:
+            results["free_energy"] = results["energy"]
+        if "node_energy" in results:
+            results["energies"] = results["node_energy"].copy()
+            results["node_energy"] -= alone
+        if "stress" in results:
+            results["stress"] = full_3x3_to_voigt_6_stress(results["stress"])
+        return results
+
+
+# Powers of the units of energy and length that MACE converts results by.
+_UNITS = {
+    "energy": (1, 0),
+    "node_energy": (1, 0),
+    "forces": (1, -1),
+    "stress": (1, -3),
+    "dipole": (0, 0),
+    "charges": (0, 0),
+    "polarizability": (0, 0),
+    "polarizability_sh": (0, 0),
+}
+_OF_STRUCTURES = ("energy", "stress", "dipole", "polarizability", "polarizability_sh")
+
+
+def _numbers(values: Tensor) -> Any:
+    return values.item() if values.ndim == 0 else values.numpy()
+
+
+def _own(value: Any) -> Any:
+    """For one model, which asks for gradients of some of its inputs."""
+    return value.detach() if isinstance(value, Tensor) else value
+
+
+def _extended_cell(atoms: Atoms, cutoff: float) -> np.ndarray:
+    """The cell by which MACE divides stress: in directions that are not periodic longer than anything in it.
+
+    Read in mace 0.3.16, ``mace/data/neighborhood.py``.
+    """
+    extended = np.array(atoms.cell) if atoms.cell.any() else np.eye(3)
+    extended[~atoms.pbc] = ((np.abs(atoms.positions).max() + 1) * 5 * cutoff * np.eye(3))[~atoms.pbc]
+    return extended
 
 
 # MACE's models for LAMMPS.

@@ -285,6 +285,8 @@ class NequIP(Package):
     captured = True
     modifiers: ClassVar[Mapping[str, str]] = _MODIFIERS
     peers = tuple(_MODIFIERS)
+    neighbor_function = ("nequip.data.transforms.neighborlist", "compute_neighborlist_")
+    dtype_of_data = torch.float64
 
     def builder(self) -> Callable[..., torch.nn.Module]:
         """The package's function that makes a model of hyperparameters."""
@@ -339,10 +341,8 @@ class NequIP(Package):
 
     def inputs(self, model: Any, atoms: Sequence[Atoms], device: str) -> dict[str, Any]:
         from nequip.data import AtomicDataDict, from_ase
-        from nequip.integrations.utils import basic_transforms
 
-        names = model.metadata["type_names"].split()
-        transforms = basic_transforms(model.metadata, self.cutoff(model), names, {name: name for name in names})
+        transforms = self._transforms(model)
         frames = []
         # Geometry stays in float64, as its calculator passes it: the model casts what it derives from it.
         with default_dtype(torch.float64):
@@ -353,6 +353,18 @@ class NequIP(Package):
                 frames.append(frame)
             data = frames[0] if len(frames) == 1 else AtomicDataDict.batched_from_list(frames)
         return converted(data, device, torch.float64)
+
+    def _transforms(self, model: Any) -> list[Any]:
+        """Those of NequIP's own calculators."""
+        from nequip.integrations.utils import basic_transforms
+
+        names = model.metadata["type_names"].split()
+        return basic_transforms(model.metadata, self.cutoff(model), names, {name: name for name in names})
+
+    def calculator(self, model: Any, device: str) -> Any:
+        from nequip.integrations.ase import NequIPCalculator
+
+        return NequIPCalculator(model.eval(), device, transforms=self._transforms(model))
 
     def evaluate(self, model: torch.nn.Module, inputs: dict[str, Any], *, training: bool, stress: bool) -> Outputs:
         out = model({name: value.detach() for name, value in inputs.items()})

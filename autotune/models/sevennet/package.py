@@ -7,6 +7,7 @@ built, loaded, fed and called.
 from __future__ import annotations
 
 import functools
+import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -299,6 +300,7 @@ class SevenNet(Package):
     install = "sevenn==0.13.0"
     captured = True
     peers = tuple(_SWITCH)
+    neighbor_function = ("sevenn.train.dataload", "_graph_build_f")
 
     def build(self, parameters: Parameters, seed: int) -> torch.nn.Module:
         from ase.data import chemical_symbols
@@ -341,6 +343,13 @@ class SevenNet(Package):
             graphs[-1]["edge_vec"] = vectors  # which the package rounds to float32
         batch = Batch.from_data_list(graphs, exclude_keys=["data_info"])
         return converted(batch.to_dict(), device, dtype_of(model))
+
+    def calculator(self, model: Any, device: str) -> Any:
+        from sevenn.calculator import SevenNetCalculator
+
+        with warnings.catch_warnings():
+            warnings.filterwarnings("ignore", "No tensor product accelerator")
+            return SevenNetCalculator(model, file_type="model_instance", device=device)
 
     def evaluate(self, model: Any, inputs: dict[str, Any], *, training: bool, stress: bool) -> Outputs:
         # Its calculator evaluates one structure without batches, its training loop batches.

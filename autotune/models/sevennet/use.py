@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import os
 import warnings
 from collections.abc import Mapping
@@ -10,18 +11,23 @@ from typing import Any
 
 import sevenn._keys as KEY
 import torch
+from ase import Atoms
+from ase.calculators.calculator import Calculator, all_changes
 from ase.data import chemical_symbols
+from sevenn.atom_graph_data import AtomGraphData
 from sevenn.calculator import SevenNetCalculator as Stock
 from sevenn.nn._ghost_exchange import LAMMPSMLIAPGhostExchangeOp
 from sevenn.nn.convolution import IrrepsConvolution
 from sevenn.nn.linear import AtomReduce
 from sevenn.nn.sequential import AtomGraphSequential
+from sevenn.train.dataload import unlabeled_atoms_to_graph
 from torch import Tensor
 
 from autotune.models.accelerate import accelerate
 from autotune.models.capture import capture as captured
 from autotune.models.lammps import RankGraph, compile_energies, ready_copy
 from autotune.models.stand_ins import CONVOLUTIONS
+from autotune.models.step import QuickSteps
 from kernelgen.errors import InputError
 
 # SevenNet's ASE calculator with Equitune in its model.
@@ -32,16 +38,17 @@ from kernelgen.errors import InputError
 _OTHERS = ("enable_cueq", "enable_flash", "enable_oeq")
 
 
-class SevenNetCalculator(Stock):
+class SevenNetCalculator(Stock, QuickSteps):
     """Takes the arguments of SevenNet's class, and accelerates the model as the last step.
 
     A model that is passed in, and not its file, is accelerated in place. InputError for ``enable_cueq``,
     ``enable_flash`` and ``enable_oeq`` (also by environment): they exchange the convolutions that Equitune exchanges.
+    What a simulation does not change stays on the device between steps (see ``autotune.models.step``).
 
     capture: on a GPU each step of energies, forces and stress is one launch (see :func:`autotune.capture`), which is
     faster for small systems.
 
-    acceleration: the table of what was replaced.
+    acceleration: the table of what was replaced. step: how inputs are made.
     """
 
     model: Any
@@ -61,6 +68,33 @@ class SevenNetCalculator(Stock):
             warnings.warn(f"no convolution of the model is Equitune's: {self.acceleration}", stacklevel=2)
         if capture:
             self.model = captured(self.model)
+
+    def why_stock(self) -> str:
+        return ""
+
+    def model_cutoff(self) -> float:
+        return float(self.cutoff)
+
+    def calculate(self, atoms: Any = None, properties: Any = None, system_changes: Any = all_changes) -> None:
+        """SevenNet's results, of inputs that are kept."""
+        if atoms is None or not self.steps_quickly():
+            return super().calculate(atoms, properties, system_changes)
+        Calculator.calculate(self, atoms, properties, system_changes)
+        kept, graph = self.kept_inputs().of(atoms, depends_on=(), make=lambda: self._inputs_of(atoms))
+        data = copy.copy(kept)
+        dtype = kept[KEY.EDGE_VEC].dtype
+        data[KEY.POS] = graph.positions.to(dtype)
+        data[KEY.EDGE_IDX] = torch.stack((graph.centers, graph.neighbors))
+        data[KEY.EDGE_VEC] = graph.vectors.to(dtype)
+        data[KEY.CELL_VOLUME] = torch.full_like(kept[KEY.CELL_VOLUME], atoms.cell.volume)
+        if self.modal:
+            data[KEY.DATA_MODALITY] = self.modal
+        self.results = self.output_to_results(self.model(data))
+
+    def _inputs_of(self, atoms: Atoms) -> AtomGraphData:
+        """SevenNet's own, on the device."""
+        data = AtomGraphData.from_numpy_dict(unlabeled_atoms_to_graph(atoms, self.cutoff, with_shift=False))
+        return data.to(self.device)
 
 
 # SevenNet's models for LAMMPS.

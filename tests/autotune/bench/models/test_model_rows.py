@@ -31,6 +31,7 @@ from autotune.bench.model_rows import (
     was_measured_alike,
 )
 from autotune.bench.session import (
+    PASSES,
     REFERENCE,
     Effort,
     ModelSession,
@@ -77,7 +78,7 @@ def measured(structure: str, folder: Path) -> dict[str, dict[str, Any]]:
 
 
 def test_a_row_has_figures_and_reasons(measured: dict[str, dict[str, Any]]) -> None:
-    assert set(measured) == {"energy_forces", "training"}
+    assert set(measured) == {"energy_forces", "training", "md_step"}
     for which, row in measured.items():
         assert (row["atoms"], row["edges"], row["package"]) == (4, 12, "tiny")
         cells = row["contenders"]
@@ -86,7 +87,12 @@ def test_a_row_has_figures_and_reasons(measured: dict[str, dict[str, Any]]) -> N
         assert stock["us_per_atom"] == pytest.approx(stock["wall_ms"] * 1e3 / 4, rel=1e-3)  # both are rounded
         assert set(stock["errors"]) == ({"gradients"} if which == "training" else {"energy", "forces"})
         assert max(stock["errors"].values()) < 1e-5
-        assert sum(stock["held_parts_mib"].values()) > 0
+        if which == "md_step":
+            parts = stock["parts_ms"]
+            assert set(parts) == {"neighbors", "model", "rest"} and min(parts.values()) > 0
+            assert stock["inputs"] == "the package's own calculator"
+        else:
+            assert sum(stock["held_parts_mib"].values()) > 0
         assert cells["refuses"]["error"] == "refuses: it does not want to"
         assert "exit code 3" in cells["dies"]["error"]
 
@@ -230,7 +236,7 @@ def test_other_software_or_another_contender_is_measured_again(
 
     assert todo() == {}
     assert todo(contenders=("stock", "equitune-default"))[structure, "training"] == ("equitune-default",)
-    assert set(todo(fresh=True)) == {(structure, "energy_forces"), (structure, "training")}
+    assert set(todo(fresh=True)) == {(structure, which) for which in PASSES}
     monkeypatch.setattr(model_rows, "software_versions", lambda *_: {"torch": "another"})
     assert todo()[structure, "training"] == chosen(open_model(TINY).package, CONTENDERS)
 
@@ -344,7 +350,7 @@ def test_a_damaged_record_is_not_overwritten(folder: Path, measured: dict[str, d
             store_rows(folder, facts, [])
     finally:
         path.write_text(before)
-    assert len(stored_rows(folder, facts.slug)) == 2
+    assert len(stored_rows(folder, facts.slug)) == len(PASSES)
 
 
 def test_gradients_are_compared_by_name_and_size() -> None:
@@ -453,9 +459,9 @@ def test_a_profile_directly_follows_its_timing_and_outlives_an_interruption(
 def test_a_run_that_ended_before_its_profiles_makes_them_up(
     measured: dict[str, dict[str, Any]], structure: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    rows = json.loads(json.dumps(list(measured.values())))
+    rows = json.loads(json.dumps([measured[name] for name in PASSES[:2]]))
     rows[0]["contenders"]["stock"]["device_ms"] = 0.5
-    asked = request(structure, device="cuda")
+    asked = request(structure, device="cuda", passes=PASSES[:2])
     monkeypatch.setattr(run, "device_facts", lambda device: device_facts("cpu"))
     store_rows(tmp_path, device_facts("cpu"), rows)
     plan = run._plan(TINY, [structure], asked, tmp_path, lambda text: None)

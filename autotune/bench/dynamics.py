@@ -1,0 +1,143 @@
+"""A step of molecular dynamics by ASE, as a simulation's user runs it: integrator, inputs, model, results.
+
+Atoms move by velocity Verlet with steps of 1 fs, from velocities of 300 K, through the package's own calculator around
+a contender's model; with Equitune's model the calculator keeps its inputs between steps (``autotune.models.step``).
+Weights may be random and forces large, so after some steps the atoms start again from where they were.
+"""
+
+from __future__ import annotations
+
+import importlib
+import time
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
+from typing import Any
+from unittest.mock import patch
+
+import numpy as np
+import torch
+from ase import Atoms, units
+from ase.md.velocitydistribution import MaxwellBoltzmannDistribution, Stationary
+from ase.md.verlet import VelocityVerlet
+from ase.stress import voigt_6_to_full_3x3_stress
+
+from autotune.models.capture import CapturedModel
+from autotune.models.neighbors import NeighborList
+from autotune.models.package import default_dtype
+from autotune.models.step import quicken
+from autotune.models.whole_model import WholeModel
+
+TIMESTEP_FS, TEMPERATURE_K = 1.0, 300.0
+STEPS_FROM_START = 20
+
+
+class Dynamics:
+    """A simulation of a structure by a contender's model. how: how the calculator makes its inputs, in words."""
+
+    def __init__(self, model: WholeModel, atoms: Atoms, *, is_ours: bool) -> None:
+        self.package, self.device = model.package, model.device
+        module = model.module
+        inner = module.model if isinstance(module, CapturedModel) else module
+        self.calculator = model.calculator(inner)
+        self._replace_models(lambda _: module)
+        self.how = (quicken(self.calculator) if is_ours else "") or "the package's own calculator"
+        self.atoms = atoms.copy()
+        MaxwellBoltzmannDistribution(self.atoms, temperature_K=TEMPERATURE_K, rng=np.random.default_rng(0))
+        Stationary(self.atoms)
+        self._start = self.atoms.positions.copy(), self.atoms.get_velocities()
+        self.atoms.calc = self.calculator
+        self._integrator = VelocityVerlet(self.atoms, TIMESTEP_FS * units.fs)
+        self._steps = 0
+
+    def _replace_models(self, replacement: Callable[[Any], Any]) -> None:
+        if hasattr(self.calculator, "models"):  # MACE's takes a committee
+            self.calculator.models = [replacement(model) for model in self.calculator.models]
+        else:
+            self.calculator.model = replacement(self.calculator.model)
+
+    def step(self) -> None:
+        """One step: the forces on the host are those of the new positions."""
+        if self._steps == STEPS_FROM_START:
+            self._steps = 0
+            self.atoms.positions, velocities = (values.copy() for values in self._start)
+            self.atoms.set_velocities(velocities)
+        with default_dtype(self.package.dtype_of_data):
+            self._integrator.run(1)
+        self._steps += 1
+
+    def values(self) -> dict[str, torch.Tensor]:
+        """Energy [1], forces [atoms, 3] and, of a periodic structure, stress [1, 3, 3] where the structure starts."""
+        self._steps = STEPS_FROM_START
+        self.atoms.positions = self._start[0].copy()
+        with default_dtype(self.package.dtype_of_data):
+            values = {"energy": [self.atoms.get_potential_energy()], "forces": self.atoms.get_forces()}
+            if self.atoms.pbc.all():
+                values["stress"] = voigt_6_to_full_3x3_stress(self.atoms.get_stress())[None]
+        return {name: torch.as_tensor(np.asarray(value), dtype=torch.float64) for name, value in values.items()}
+
+    def parts_ms(self, steps: int = 5) -> dict[str, float]:
+        """Milliseconds a step of finding neighbors, of the model, and of the rest, each waited for by itself."""
+        with self._clocks() as seconds:
+            began = time.perf_counter()
+            for _ in range(steps):
+                self.step()
+            whole = time.perf_counter() - began
+        seconds["rest"] = whole - sum(seconds.values())
+        return {name: round(value / steps * 1e3, 4) for name, value in seconds.items()}
+
+    @contextmanager
+    def _clocks(self) -> Iterator[dict[str, float]]:
+        """Within, the seconds of neighbors and of the model add up in what is yielded."""
+        seconds = {"neighbors": 0.0, "model": 0.0}
+
+        def timed(name: str, function: Callable[..., Any]) -> Callable[..., Any]:
+            def call(*arguments: Any, **options: Any) -> Any:
+                self._synchronize()
+                began = time.perf_counter()
+                result = function(*arguments, **options)
+                self._synchronize()
+                seconds[name] += time.perf_counter() - began
+                return result
+
+            return call
+
+        models: list[Any] = []
+
+        def with_clock(model: Any) -> Any:
+            models.append(model)
+            return _Called(model, timed("model", model))
+
+        home, name = self.package.neighbor_function
+        module = importlib.import_module(home)
+        with ExitStack() as stack:
+            stack.enter_context(patch.object(module, name, timed("neighbors", getattr(module, name))))
+            graph = NeighborList.graph
+            stack.enter_context(patch.object(NeighborList, "graph", timed("neighbors", graph)))
+            self._replace_models(with_clock)
+            try:
+                yield seconds
+            finally:
+                given = iter(models)
+                self._replace_models(lambda _: next(given))
+
+    def _synchronize(self) -> None:
+        if torch.device(self.device).type == "cuda":
+            torch.cuda.synchronize(self.device)
+
+
+class _Called:
+    """A model with another call."""
+
+    def __init__(self, model: Any, call: Callable[..., Any]) -> None:
+        self._model, self._call = model, call
+
+    def __call__(self, *arguments: Any, **options: Any) -> Any:
+        return self._call(*arguments, **options)
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._model, name)
+
+
+def nanoseconds_a_day(step_ms: float) -> float:
+    """Simulated time in a day of such steps of wall time."""
+    return TIMESTEP_FS * 1e-6 * 86_400e3 / step_ms

@@ -1,0 +1,148 @@
+"""Neighbours of moving atoms beside ASE's own list: cells of every shape, skins, and both searches."""
+
+from __future__ import annotations
+
+import copy
+import pickle
+from collections import Counter
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+pytest.importorskip("matscipy", reason="matscipy is not installed")
+
+from ase.neighborlist import primitive_neighbor_list
+
+from autotune.models import neighbors
+from autotune.models.neighbors import AtomicGraph, NeighborList, search_box
+from kernelgen.errors import InputError
+
+CPU = torch.device("cpu")
+
+
+def edges_of(graph: AtomicGraph) -> Counter[tuple[int, ...]]:
+    rows = torch.cat([graph.centers[:, None], graph.neighbors[:, None], graph.unit_shifts.long()], dim=1)
+    return Counter(map(tuple, rows.tolist()))
+
+
+def edges_by_ase(positions: np.ndarray, cell: np.ndarray, pbc: np.ndarray, cutoff: float) -> Counter[tuple[int, ...]]:
+    """Without pairs so close to the cutoff that rounding decides on them."""
+    first, second, shifts, lengths = primitive_neighbor_list("ijSd", pbc, cell, positions, cutoff + 1e-6)
+    assert not ((lengths > cutoff - 1e-6) & (lengths < cutoff + 1e-6)).any()
+    return Counter(map(tuple, np.column_stack([first, second, shifts]).tolist()))
+
+
+def check(graph: AtomicGraph, positions: np.ndarray, cell: np.ndarray, pbc: np.ndarray, cutoff: float) -> None:
+    assert edges_of(graph) == edges_by_ase(positions, search_box(positions, cell, pbc), pbc, cutoff)
+    assert (graph.centers.diff() >= 0).all()
+    expected = graph.positions[graph.neighbors] + graph.unit_shifts @ graph.cell - graph.positions[graph.centers]
+    torch.testing.assert_close(graph.vectors, expected, rtol=0, atol=1e-12)
+
+
+@st.composite
+def systems(draw: Any) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """Atoms in and around a cell that may be skewed, left-handed, smaller than the cutoff or absent."""
+    random = np.random.default_rng(draw(st.integers(0, 2**32 - 1)))
+    pbc = np.array(draw(st.tuples(*[st.booleans()] * 3)))
+    lengths = random.uniform(1.5, 9.0, size=3)
+    cell = np.diag(lengths) + draw(st.sampled_from([0.0, 0.3, 1.0])) * random.normal(size=(3, 3))
+    if abs(np.linalg.det(cell)) < 0.2 * lengths.prod():
+        cell = np.diag(lengths)
+    if draw(st.booleans()):
+        cell = cell[[1, 0, 2]]
+    if not pbc.any() and draw(st.booleans()):
+        cell = np.zeros((3, 3))
+    positions = random.uniform(-0.7, 1.7, size=(draw(st.integers(1, 12)), 3)) @ np.diag(lengths)
+    return positions, cell, pbc
+
+
+@settings(max_examples=60, deadline=None)
+@given(system=systems(), cutoff=st.floats(1.0, 5.0), skin=st.sampled_from([0.0, 0.3, 1.0]), seed=st.integers(0, 99))
+def test_edges_are_ases_however_atoms_move(system: Any, cutoff: float, skin: float, seed: int) -> None:
+    positions, cell, pbc = system
+    random = np.random.default_rng(seed)
+    atoms = NeighborList(cutoff, CPU, skin)
+    for frame in range(5):
+        check(atoms.graph(positions, cell, pbc), positions, cell, pbc, cutoff)
+        positions = positions + random.normal(size=positions.shape) * random.choice([0.02, 0.2])
+        if frame == 3:
+            cell = cell * 1.01
+    assert atoms.searches <= 5
+
+
+@settings(max_examples=30, deadline=None)
+@given(system=systems(), cutoff=st.floats(1.0, 5.0))
+def test_vesins_search_finds_what_matscipys_does(system: Any, cutoff: float) -> None:
+    """On the CPU, where it can run too; NeighborList takes it on a GPU."""
+    pytest.importorskip("vesin_torch", reason="vesin-torch is not installed")
+    positions, cell, pbc = system
+    box, at = search_box(positions, cell, pbc), torch.from_numpy(positions)
+    found, wanted = (
+        Counter(map(tuple, torch.cat([rows[0][:, None], rows[1][:, None], rows[2].long()], dim=1).tolist()))
+        for rows in (
+            search(positions, at, box, pbc, cutoff) for search in (neighbors._by_vesin, neighbors._by_matscipy)
+        )
+    )
+    assert found == wanted
+
+
+def cube() -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    positions = np.random.default_rng(0).uniform(0, 10, size=(60, 3))
+    return positions, 10 * np.eye(3), np.array([True] * 3)
+
+
+def test_a_search_is_made_when_an_atom_has_moved_by_half_the_skin() -> None:
+    positions, cell, pbc = cube()
+    atoms = NeighborList(3.0, CPU, skin=1.0)
+    for way, searches in ((0.0, 1), (0.2, 1), (0.499, 1), (0.501, 2), (0.9, 2), (1.1, 3)):
+        moved = positions.copy()
+        moved[7, 1] += way
+        check(atoms.graph(moved, cell, pbc), moved, cell, pbc, 3.0)
+        assert atoms.searches == searches, way
+    assert copy.deepcopy(atoms).searches == pickle.loads(pickle.dumps(atoms)).searches == 0
+
+
+def test_two_atoms_that_approach_each_other_by_half_the_skin_each_are_found() -> None:
+    positions, cell, pbc = np.array([[0.0, 0, 0], [3.8, 0, 0]]), np.zeros((3, 3)), np.array([False] * 3)
+    atoms = NeighborList(3.0, CPU, skin=1.0)
+    assert len(atoms.graph(positions, cell, pbc).centers) == 0
+    closer = positions + np.array([[0.45, 0, 0], [-0.45, 0, 0]])
+    check(atoms.graph(closer, cell, pbc), closer, cell, pbc, 3.0)
+    assert len(atoms.graph(closer, cell, pbc).centers) == 2 and atoms.searches == 1
+
+
+def test_a_cell_that_changes_is_searched_without_a_skin() -> None:
+    positions, cell, pbc = cube()
+    atoms = NeighborList(3.0, CPU, skin=1.0)
+    for step in range(3):
+        now = cell * (1 + 0.01 * step)
+        check(atoms.graph(positions, now, pbc), positions, now, pbc, 3.0)
+    candidates = atoms._candidates
+    assert atoms.searches == 3 and candidates is not None and candidates.skin == 0
+    atoms.graph(positions, now, pbc)
+    assert atoms.searches == 3, "nothing moved"
+    for _ in range(2):
+        positions = positions + 0.01
+        atoms.graph(positions, now, pbc)
+    assert atoms.searches == 4, "at rest again, with a skin"
+
+
+@pytest.mark.parametrize("where", ["atom 3", "the cell"])
+def test_what_is_not_finite_is_refused(where: str) -> None:
+    positions, cell, pbc = cube()
+    (cell if where == "the cell" else positions[3:])[0, 1] = np.inf
+    with pytest.raises(InputError, match=f"a coordinate of {where} is not finite"):
+        NeighborList(3.0, CPU).graph(positions, cell, pbc)
+
+
+def test_a_periodic_direction_needs_a_vector() -> None:
+    positions, cell, pbc = cube()
+    for flat in (np.zeros((3, 3)), cell[[0, 0, 2]]):
+        with pytest.raises(InputError, match="has no volume along its periodic directions"):
+            NeighborList(3.0, CPU).graph(positions, flat, pbc)
+    with pytest.raises(InputError, match="neighbours are searched on cpu, cuda, not on meta"):
+        NeighborList(3.0, torch.device("meta"))
