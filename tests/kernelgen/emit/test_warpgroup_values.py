@@ -92,6 +92,7 @@ def test_each_warp_has_marks() -> None:
     assert torch.equal(marks.view(torch.int32), torch.tensor([2, 0, 2], dtype=torch.int32).expand(4, 3))
 
 
+@pytest.mark.covering(1)
 @pytest.mark.parametrize("hidden", [4, 32, 64, 128])
 @pytest.mark.parametrize("form", FORMS)
 def test_hidden_sizes(form: str, hidden: int) -> None:
