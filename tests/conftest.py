@@ -6,6 +6,7 @@ The compile cache is left alone on purpose: a kernel that one test compiled serv
 from __future__ import annotations
 
 import functools
+import gc
 import os
 import shutil
 import signal
@@ -49,6 +50,12 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     if not torch.cuda.is_available():
         for item in marked:
             item.add_marker(pytest.mark.skip(reason="torch sees no CUDA device"))
+
+
+def pytest_collection_finish() -> None:
+    """Collections of garbage need not scan torch and all tests again: they took a tenth of the time."""
+    gc.collect()
+    gc.freeze()
 
 
 @pytest.fixture(scope="session", autouse=True)

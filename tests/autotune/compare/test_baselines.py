@@ -53,6 +53,7 @@ def peer_named(name: str, work: Workload) -> Peer:
     return next(peer for peer in peers_for(work, "cpu") if peer.name == name)
 
 
+@pytest.mark.covering(2)
 @pytest.mark.parametrize("operation", ["conv", "plain"])
 @pytest.mark.parametrize("problem", PROBLEMS)
 @pytest.mark.parametrize("name", ["e3nn", "cuequivariance-naive"])
