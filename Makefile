@@ -55,7 +55,7 @@ check: $(STAMP)  ## lint, formatting, types, known vulnerabilities
 	$(BIN)/python .ci/audit
 
 sanitize: $(STAMP)  ## compute-sanitizer over every kernel form, on a GPU
-	@$(BIN)/python tests/support/sanitize.py $(ARGS)
+	@$(BIN)/python tests/tools/sanitize.py $(ARGS)
 
 report: $(STAMP)  ## rebuild reports/ from results/ alone
 	@$(BIN)/equitune report $(ARGS)

@@ -12,7 +12,6 @@ would fail.
 from __future__ import annotations
 
 import importlib
-import inspect
 from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
 from importlib.metadata import version
@@ -73,14 +72,27 @@ def wigner_3j(l1: int, l2: int, l3: int) -> torch.Tensor:
 
 # Whether torch.compile traces ``vmap`` of an op that has a gradient formula: 2.11 does not. Else vmap runs eagerly.
 COMPILES_VMAP = tuple(map(int, torch.__version__.split(".")[:2])) >= (2, 13)
-# Whether a graph break shows why: since torch 2.8.
-SHOWS_REASONS = "reason" in inspect.signature(torch.compiler.disable).parameters
+
+
+# ``torch.compiler.disable`` and ``assume_constant_result`` load ``torch._dynamo``, half as long as torch itself, when a
+# module is imported. These two say the same to it when it traces.
 
 
 def run_eagerly(reason: str) -> Callable[[Callable], Callable]:
-    """``torch.compiler.disable`` with the reason that a graph break shows, where it takes one."""
-    options: dict[str, Any] = {"reason": reason} if SHOWS_REASONS else {}
-    return lambda function: torch.compiler.disable(function, **options)
+    """``torch.compiler.disable``, with the reason that a graph break shows since torch 2.8."""
+
+    def disabled(function: Callable) -> Callable:
+        later: Any = torch._disable_dynamo(function)
+        later._torchdynamo_disable, later._torchdynamo_disable_msg = True, reason
+        return later
+
+    return disabled
+
+
+def constant_result(function: Callable) -> Callable:
+    """``torch.compiler.assume_constant_result``."""
+    function._dynamo_marked_constant = True  # type: ignore[attr-defined]
+    return function
 
 
 def register_vmap(name: str, rule: Callable, library: torch.library.Library) -> None:

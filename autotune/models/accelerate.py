@@ -16,7 +16,6 @@ from typing import Any
 import torch
 
 from autotune.models.layout import change_layouts, undo_layouts
-from autotune.models.radial import choose_arithmetic, form_weights_inside, undo_weights_inside
 from autotune.models.replace import (
     ConvolutionBlock,
     ExchangedConvolution,
@@ -99,6 +98,8 @@ def accelerate(
         raise InputError(f"edge_product is {edge_product!r}; expected one of {', '.join(EDGE_PRODUCTS)}")
     if edge_product == "tf32" and edge_weights != "fused":
         raise InputError("edge_product='tf32' is for edge_weights='fused'; elsewhere torch's settings choose TF32")
+    from autotune.models import radial  # e3nn loads with it, for longer than all else here
+
     calculators, model = _calculators_in(model), _module_of(model)
     replacing = Replacing(strict, deterministic, _sample_of(model) if check else None)
     before = sum(isinstance(module, StandIn) for module in model.modules())
@@ -109,11 +110,11 @@ def accelerate(
     if edge_weights != "whole":
         streamed, fused = edge_weights == "streamed", edge_weights == "fused"
         may_fuse = None if edge_weights == "auto" and edge_product == "fp16x3" else fused
-        inside = form_weights_inside(model, always_streamed=streamed, product=edge_product, fused=may_fuse)
+        inside = radial.form_weights_inside(model, always_streamed=streamed, product=edge_product, fused=may_fuse)
         if edge_weights != "auto" and not inside:
             kept = kept or "edge weights are whole: no radial network of MACE, NequIP or SevenNet gives them"
     in_one_kernel = edge_network == "fused" and edge_product != "float32"  # torch has no such kernel
-    choose_arithmetic(model, edge_product, in_one_kernel)
+    radial.choose_arithmetic(model, edge_product, in_one_kernel)
     steps = dict.fromkeys(quicken(calculator) for calculator in calculators)
     return Acceleration(tuple(places), _note(model, before, places) or kept, "; ".join(filter(None, steps)))
 
@@ -150,9 +151,11 @@ def restore(model: Any) -> int:
     Changes to the replacements carry over: another weight, hooks, parametrizations, pruning, the mode. InputError for a
     part of a model whose layout was changed as a whole.
     """
+    from autotune.models import radial
+
     calculators, model = _calculators_in(model), _module_of(model)
     undo_layouts(model)
-    undo_weights_inside(model)
+    radial.undo_weights_inside(model)
     found = [(parent, name, child) for parent in model.modules() for name, child in _children(parent)]
     replaced = [(parent, name, child) for parent, name, child in found if isinstance(child, StandIn)]
     # All before the first takes its place: neighbours in two layouts would give wrong numbers.

@@ -175,11 +175,9 @@ TOLERANCE = {torch.float32: 1e-4, torch.float64: 1e-10}
 _CHECKED_ROWS = 16
 
 
-# By the words for them in the table.
-KINDS: dict[str, type[torch.nn.Module]] = {
-    PRODUCTS: o3.TensorProduct,
-    HARMONICS: o3.SphericalHarmonics,
-}
+def _kinds() -> dict[str, type[torch.nn.Module]]:
+    """e3nn's classes by the words for them in the table."""
+    return {PRODUCTS: o3.TensorProduct, HARMONICS: o3.SphericalHarmonics}
 
 
 def is_of(module: torch.nn.Module, kind: type[torch.nn.Module]) -> bool:
@@ -197,7 +195,7 @@ def e3nn_class(module: torch.nn.Module, kind: type[torch.nn.Module]) -> type | N
 
 def kind_of(module: torch.nn.Module) -> str | None:
     """The words for a module that might be replaced, None for any other."""
-    found = next((words for words, kind in KINDS.items() if is_of(module, kind)), None)
+    found = next((words for words, kind in _kinds().items() if is_of(module, kind)), None)
     product = product_of(module) if found is None else None
     return found if product is None else product.kind
 
@@ -250,7 +248,7 @@ class Replacing:
 
 def why_it_stays(module: torch.nn.Module, parent: torch.nn.Module | None) -> str:
     """Why a module cannot be replaced whatever it computes; empty if it can."""
-    kind = next(kind for kind in KINDS.values() if is_of(module, kind))
+    kind = next(kind for kind in _kinds().values() if is_of(module, kind))
     if parent is None:
         return f"it is the model itself; wrap it in a module, or build an autotune.{kind.__name__}"
     if type(parent).__name__ == "OptimizedModule":

@@ -21,7 +21,7 @@ from autotune.workload.kinds.base import Problem
 from autotune.workload.kinds.registry import CONVOLUTIONS
 from autotune.workload.workload import LAYOUTS, GraphClass
 from kernelgen.arithmetic.directions import DIRECTIONS
-from kernelgen.compat import is_transforming, o3
+from kernelgen.compat import constant_result, is_transforming, o3
 from kernelgen.device import DeviceFacts, check_cuda, device_facts
 from kernelgen.errors import InputError, ProblemError, ToolMissingError, UnsupportedError
 from kernelgen.kernels.knobs import Knobs
@@ -192,7 +192,7 @@ class TunedModule(NoTorchScript):
             asked(operator)
         return operator
 
-    @torch.compiler.assume_constant_result
+    @constant_result
     def _operator_text(self, key: str, device: torch.device, dtype: torch.dtype) -> str:
         """The name under which the operator is registered: of a family, if schedules depend on the graph.
 

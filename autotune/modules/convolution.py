@@ -29,6 +29,7 @@ from autotune.modules.base import (
 from autotune.workload.kinds.base import Problem
 from autotune.workload.kinds.registry import kernel_kind, problem_from_key
 from autotune.workload.workload import GraphClass
+from kernelgen.compat import constant_result
 from kernelgen.device import device_facts
 from kernelgen.errors import ProblemError
 from kernelgen.ops.base import OPERATORS
@@ -287,7 +288,7 @@ class TunedRows(NoTorchScript):
         self._forget_operators()
 
 
-@torch.compiler.assume_constant_result
+@constant_result
 def operator_text(operation: str, layout: str, key: Key, device: torch.device, dtype: torch.dtype) -> str:
     """The name under which the operator is registered: of a family, if schedules depend on the number of rows.
 

@@ -16,7 +16,7 @@ from autotune.database.lookup import directions_inside
 from autotune.modules.base import autocast
 from autotune.modules.convolution import Key, TensorProductConv, TunedRows, operator_text
 from autotune.workload.workload import GraphClass
-from kernelgen.compat import o3
+from kernelgen.compat import constant_result, o3
 from kernelgen.device import device_facts
 from kernelgen.errors import ProblemError, UnsupportedError
 from kernelgen.ops.base import DTYPES, OPERATORS
@@ -27,16 +27,15 @@ from kernelgen.problem.harmonics import MAX_DEGREE, NORMALIZATIONS, HarmonicsPro
 from kernelgen.problem.irreps import Irreps, parse_irreps
 
 Degrees: TypeAlias = "int | Iterable[int] | str | o3.Irreps"
-_VECTORS = (o3.Irreps("1x1o"), o3.Irreps("1x1e"))
 
 
 def _vector(irreps_out: Degrees, irreps_in: Any) -> o3.Irreps:
     """The input's irreps, ``1x1o`` or ``1x1e``: as given, or inferred from irreps_out's parities as e3nn does."""
     if irreps_in is None:
         even = isinstance(irreps_out, o3.Irreps) and any(ir.l % 2 == 1 and ir.p == 1 for _, ir in irreps_out)
-        return _VECTORS[even]
+        return o3.Irreps("1x1e" if even else "1x1o")
     parsed = parse_irreps(irreps_in, "irreps_in")
-    if parsed not in _VECTORS:
+    if str(parsed) not in ("1x1o", "1x1e"):
         raise ProblemError(f"irreps_in is {parsed}; expected a vector (1x1o) or a pseudovector (1x1e)")
     return parsed
 
@@ -147,7 +146,7 @@ def _module(degrees: Degrees, normalize: bool, normalization: str) -> SphericalH
     return found
 
 
-@torch.compiler.assume_constant_result
+@constant_result
 def _module_key(degrees: Degrees, normalize: bool, normalization: str) -> Key:
     return _module(degrees, normalize, normalization)._key
 

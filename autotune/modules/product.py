@@ -416,19 +416,15 @@ class TensorProduct(PathWeights, E3nnCheckpoints, TunedModule):
 class _ReadyMade(TensorProduct):
     """A product whose output or paths follow from its arguments."""
 
-    def _connect(
-        self, kind: type[o3.TensorProduct], irreps: tuple[Irreps, ...], given: dict[str, Any]
-    ) -> dict[str, Any]:
-        """Irreps and instructions that e3nn's class derives, as arguments of the base class."""
+    def _connect(self, kind: str, irreps: tuple[Irreps, ...], given: dict[str, Any]) -> dict[str, Any]:
+        """Irreps and instructions that e3nn's class of that name derives, as arguments of the base class."""
         names = ("irreps_in1", "irreps_in2", "irreps_out")
         parsed = [parse_irreps(text, name) for text, name in zip(irreps, names, strict=False)]
         try:
-            made = kind(*parsed, compile_left_right=False, internal_weights=False, **given)
+            made = getattr(o3, kind)(*parsed, compile_left_right=False, internal_weights=False, **given)
         except (AssertionError, ValueError) as error:
             shown = ", ".join(map(str, parsed))
-            raise ProblemError(
-                f"{kind.__name__}({shown}): {str(error) or 'the irreps do not fit each other'}"
-            ) from error
+            raise ProblemError(f"{kind}({shown}): {str(error) or 'the irreps do not fit each other'}") from error
         paths = [(i.i_in1, i.i_in2, i.i_out, i.connection_mode, i.has_weight) for i in made.instructions]
         return dict(
             zip((*names, "instructions"), (made.irreps_in1, made.irreps_in2, made.irreps_out, paths), strict=True)
@@ -452,7 +448,7 @@ class FullyConnectedTensorProduct(_ReadyMade):
         **options: Any,
     ) -> None:
         super().__init__(
-            **self._connect(o3.FullyConnectedTensorProduct, (irreps_in1, irreps_in2, irreps_out), {}),
+            **self._connect("FullyConnectedTensorProduct", (irreps_in1, irreps_in2, irreps_out), {}),
             irrep_normalization=irrep_normalization,
             path_normalization=path_normalization,
             **options,
@@ -462,7 +458,7 @@ class FullyConnectedTensorProduct(_ReadyMade):
 class _OfInputs(_ReadyMade):
     """A product without weights whose output irreps follow from both inputs."""
 
-    kind: type[o3.TensorProduct]
+    _kind: str
 
     def __init__(
         self,
@@ -472,7 +468,7 @@ class _OfInputs(_ReadyMade):
         irrep_normalization: str | None = None,
         **options: Any,
     ) -> None:
-        found = self._connect(self.kind, (irreps_in1, irreps_in2), {"filter_ir_out": filter_ir_out})
+        found = self._connect(self._kind, (irreps_in1, irreps_in2), {"filter_ir_out": filter_ir_out})
         super().__init__(**found, irrep_normalization=irrep_normalization, **options)
 
 
@@ -483,7 +479,7 @@ class ElementwiseTensorProduct(_OfInputs):
     Raises ProblemError if the inputs differ in their number of irreps.
     """
 
-    kind = o3.ElementwiseTensorProduct
+    _kind = "ElementwiseTensorProduct"
 
 
 class FullTensorProduct(_OfInputs):
@@ -493,4 +489,4 @@ class FullTensorProduct(_OfInputs):
     by default.
     """
 
-    kind = o3.FullTensorProduct
+    _kind = "FullTensorProduct"

@@ -16,7 +16,7 @@ from torch import Tensor
 from torch._C._functorch import TransformType
 from torch.autograd import forward_ad
 
-from kernelgen.compat import COMPILES_VMAP, is_transforming, register_vmap, run_eagerly
+from kernelgen.compat import COMPILES_VMAP, constant_result, is_transforming, register_vmap, run_eagerly
 from kernelgen.errors import UnsupportedError
 
 _FUNCTIONS: dict[str, type[torch.autograd.Function]] = {}
@@ -33,7 +33,7 @@ def call(name: str, *arguments: Any) -> Any:
     return getattr(torch.ops.equitune, name).default(*arguments)
 
 
-@torch.compiler.assume_constant_result
+@constant_result
 def _is_beyond_compile() -> bool:
     """Whether a transform is active that torch.compile cannot trace through the ops: any but vmap, or any at all."""
     stack = torch._C._functorch.get_interpreter_stack() or ()

@@ -10,7 +10,7 @@ from pathlib import Path
 import mutants
 import pytest
 from mutations import Mutation, is_valid, mutations_of
-from places import ROOT, SUPPORT
+from places import ROOT, TOOLS
 
 SAMPLE = '''"""A docstring - not > text."""
 import statistics
@@ -98,7 +98,7 @@ def test_clipped():
 DRIVER = """
 import sys
 from pathlib import Path
-sys.path.insert(0, {support!r})
+sys.path.insert(0, {tools!r})
 import mutants
 setting = mutants.Setting(Path({root!r}), {{"toy": ("toy",)}}, {{"toy": ("tests/test_toy.py",)}}, (), 5.0)
 drawn = list(mutants.draw(setting, 7))
@@ -116,7 +116,7 @@ def test_a_planted_fault_is_killed_or_survives(tmp_path: Path) -> None:
         (root / path).write_text(text)
 
     def run(count: int) -> str:
-        program = DRIVER.format(support=str(SUPPORT), root=str(root), out=str(out), count=count)
+        program = DRIVER.format(tools=str(TOOLS), root=str(root), out=str(out), count=count)
         done = subprocess.run(
             [sys.executable, "-c", program], capture_output=True, text=True, check=False, cwd=tmp_path
         )

@@ -17,7 +17,7 @@ from sequence_models import KINDS, PACKAGES, subject_of
 
 from autotune.models.package import default_dtype
 
-# About ten processor seconds a package. ``python tests/support/model_sequences.py`` runs a thousand.
+# About ten processor seconds a package. ``python tests/tools/model_sequences.py`` runs a thousand.
 EXAMPLES = int(os.environ.get("EQUITUNE_SEQUENCES", "10"))
 EVERY_NAME = [name for name, action in ACTIONS.items() for _ in range(action.weight)]
 SEQUENCES: Any = st.lists(st.tuples(st.sampled_from(EVERY_NAME), st.integers(0, 9999)), min_size=3, max_size=10)
@@ -43,9 +43,7 @@ def test_copies_go_on_as_stock(package: str) -> None:
     def check(sequence: Sequence) -> None:
         failures = run(package, sequence).failures
         text = "\n".join(f"{one.kind}, step {one.step}, {one.action}: {one.what}" for one in failures)
-        assert not failures, (
-            f"{text}\npython tests/support/model_sequences.py --package {package} --replay '{sequence}'"
-        )
+        assert not failures, f"{text}\npython tests/tools/model_sequences.py --package {package} --replay '{sequence}'"
 
     check()
 

@@ -2,6 +2,7 @@
 // its warp and at barriers of its block. Slow and exact; it tests indexing, exchanges and who-writes-what where there is no GPU.
 // With HIP_WAVE the text is of the HIP form for waves of so many lanes: exchanges of a wave are those of its header.
 // Small headers only: parsing the standard library's would take as long as compiling the kernel.
+#include <setjmp.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <ucontext.h>
@@ -46,30 +47,25 @@ __align__(16) unsigned char shared_bytes[256 * 1024];
 #endif
 typedef unsigned long long Mask;  // of the lanes that run in step
 static const int WARP = HIP_WAVE, MOST = 1024, STACK = 1 << 18;
-static ucontext_t scheduler, lanes[MOST];
-static bool finished[MOST];
+// Lanes run on stacks of their own. They change by _longjmp, which unlike swapcontext asks nothing of the system.
+static jmp_buf scheduler, lanes[MOST];
+static bool started[MOST], finished[MOST];
 static long long arrived[MOST], arrived_in_block[MOST], arrived_in_group[MOST];
 static int current, threads_in_block;
 alignas(16) static unsigned char slots[MOST][16];
 
 static void yield() {
-    const int me = current;
-    swapcontext(&lanes[me], &scheduler);
+    if (!_setjmp(lanes[current])) _longjmp(scheduler, 1);
 }
 
 // Waits until all lanes from `first` on whose bit is set (all `count` of them where there is no mask) have come here.
 static void wait_for(long long* counts, int first, int count, Mask mask) {
     const long long mine = ++counts[current];
-    for (;;) {
-        bool all = true;
-        for (int l = 0; l < count; ++l)
-            if ((count > WARP || (mask >> l & 1)) && counts[first + l] < mine) {
-                all = false;
-                if (finished[first + l]) { fprintf(stderr, "lane %d left before a barrier\n", l); abort(); }
-            }
-        if (all) return;
-        yield();
-    }
+    for (int l = 0; l < count; ++l)
+        while ((count > WARP || (mask >> l & 1)) && counts[first + l] < mine) {
+            if (finished[first + l]) { fprintf(stderr, "lane %d left before a barrier\n", l); abort(); }
+            yield();
+        }
 }
 
 static void barrier(Mask mask) { wait_for(arrived, current / WARP * WARP, WARP, mask); }
@@ -138,7 +134,10 @@ static T atomicAdd(T* p, T value) {
 #define equitune_contraction equitune_kernel  // some kinds have a name of their own
 #define equitune_radial equitune_kernel
 #ifdef TENSOR_CORES
+#pragma GCC push_options
+#pragma GCC optimize("O1")
 #include "tensor_core_emulator.hpp"
+#pragma GCC pop_options
 #endif
 #ifdef WARPGROUPS
 #include "warpgroup_emulator.hpp"
@@ -155,7 +154,7 @@ static const unsigned long long LAUNCH = 77;
 struct Call { const void* p[16]; long long edges, in, out; };
 static Call call;
 
-static void lane_main() {
+static void run_kernel() {
     auto q = call.p;
 #ifdef KERNEL_CALL
     KERNEL_CALL;
@@ -165,8 +164,27 @@ static void lane_main() {
                     (Real*)q[11], (const index_t*)q[12], (const index_t*)q[13], (const int*)q[14], (const int*)q[15],
                     call.edges, call.in, call.out MORE);
 #endif
-    finished[current] = true;
-    swapcontext(&lanes[current], &scheduler);
+}
+
+// A lane of one block after the other.
+static void lane_main() {
+    for (;;) {
+        run_kernel();
+        finished[current] = true;
+        yield();
+    }
+}
+
+static void resume(char* stack) {
+    if (_setjmp(scheduler)) return;
+    if (started[current]) _longjmp(lanes[current], 1);
+    started[current] = true;
+    ucontext_t lane;
+    getcontext(&lane);
+    lane.uc_stack.ss_sp = stack;
+    lane.uc_stack.ss_size = STACK;
+    makecontext(&lane, lane_main, 0);
+    setcontext(&lane);
 }
 
 extern "C" void emulate(const void** pointers, long long edges, long long in, long long out, int blocks, int threads) {
@@ -182,12 +200,8 @@ extern "C" void emulate(const void** pointers, long long edges, long long in, lo
     for (int block = 0; block < blocks; ++block) {
         __builtin_memset(shared_bytes, 0xff, sizeof shared_bytes);  // not a number in any format, as a device may leave it
         for (int l = 0; l < threads; ++l) {
+            if (block == 0) started[l] = false;
             finished[l] = waited[l] = false, arrived[l] = arrived_in_block[l] = arrived_in_group[l] = 0;
-            getcontext(&lanes[l]);
-            lanes[l].uc_stack.ss_sp = stacks + (size_t)l * STACK;
-            lanes[l].uc_stack.ss_size = STACK;
-            lanes[l].uc_link = &scheduler;
-            makecontext(&lanes[l], lane_main, 0);
         }
         for (bool busy = true; busy;) {
             busy = false;
@@ -195,7 +209,7 @@ extern "C" void emulate(const void** pointers, long long edges, long long in, lo
                 if (!finished[current]) {
                     busy = true;
                     blockIdx.x = block, threadIdx.x = current;
-                    swapcontext(&scheduler, &lanes[current]);
+                    resume(stacks + (size_t)current * STACK);
                 }
         }
     }

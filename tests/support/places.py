@@ -8,6 +8,7 @@ from types import ModuleType
 
 ROOT = Path(__file__).resolve().parents[2]
 SUPPORT = ROOT / "tests" / "support"
+TOOLS = ROOT / "tests" / "tools"
 
 
 def shipped(files: Iterable[Path]) -> list[Path]:

@@ -53,21 +53,28 @@ def peer_named(name: str, work: Workload) -> Peer:
     return next(peer for peer in peers_for(work, "cpu") if peer.name == name)
 
 
+@pytest.mark.covering(2)
 @pytest.mark.parametrize("operation", ["conv", "plain"])
 @pytest.mark.parametrize("problem", PROBLEMS)
 @pytest.mark.parametrize("name", ["e3nn", "cuequivariance-naive"])
-def test_peer_agrees_in_every_pass(name: str, problem: str, operation: str) -> None:
+@pytest.mark.parametrize(
+    ("layout", "dtype", "tolerance"),
+    [("mul_ir", "float32", 1e-5), ("ir_mul", "float64", 1e-10)],
+    ids=["single", "double"],
+)
+def test_peer_agrees_in_every_pass(
+    layout: str, dtype: str, tolerance: float, name: str, problem: str, operation: str
+) -> None:
     if name.startswith("cuequivariance"):
         pytest.importorskip("cuequivariance_torch")
-    for layout, dtype, tolerance in (("mul_ir", "float32", 1e-5), ("ir_mul", "float64", 1e-10)):
-        passes = peer_named(name, workload(problem, operation, layout, dtype)).prepare()
-        for which in PASSES:
-            getattr(passes, which)()
-        assert {name: "".join(errors) for name, errors in passes.errors.items()} == {
-            name: direction.outputs for name, direction in DIRECTIONS.items()
-        }
-        assert all(error < tolerance for errors in passes.errors.values() for error in errors.values()), passes.errors
-        passes.release()
+    passes = peer_named(name, workload(problem, operation, layout, dtype)).prepare()
+    for which in PASSES:
+        getattr(passes, which)()
+    assert {name: "".join(errors) for name, errors in passes.errors.items()} == {
+        name: direction.outputs for name, direction in DIRECTIONS.items()
+    }
+    assert all(error < tolerance for errors in passes.errors.values() for error in errors.values()), passes.errors
+    passes.release()
 
 
 @pytest.mark.parametrize("which", [name for name in DIRECTIONS_OF if name != "double_backward"])

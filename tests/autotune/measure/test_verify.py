@@ -50,6 +50,7 @@ def by_e3nn(work: Workload, tensors: Tensors) -> dict[str, dict[str, torch.Tenso
     return outputs
 
 
+@pytest.mark.covering(2)
 @pytest.mark.parametrize("max_edges", [100, 10**9])
 @pytest.mark.parametrize("shared", [False, True])
 @pytest.mark.parametrize("layout", ["mul_ir", "ir_mul"])

@@ -44,16 +44,16 @@ def plan_of(problem: TensorProductProblem, facts: DeviceFacts = FACTS, hidden: i
 
 
 @pytest.mark.covering(2)
+@pytest.mark.parametrize("knobs", [{}, BY_ATTRIBUTES | {"slices": 2}], ids=["plain", "by_attributes"])
 @pytest.mark.parametrize("layout", ["ir_mul", "mul_ir"])
 @pytest.mark.parametrize("coupled", [1, 2, 4])
 @pytest.mark.parametrize("name", CASES)
-def test_all_gradients(name: str, coupled: int, layout: str) -> None:
+def test_all_gradients(name: str, coupled: int, layout: str, knobs: dict[str, Any]) -> None:
     """Receivers with less than a step of edges, several steps, more than are staged at a time; one has none."""
     problem, groups = CASES[name]
     given = make_radial_case(problem, 20, edges=75, num_out=4)
-    for knobs in ({}, BY_ATTRIBUTES | {"slices": 2}):
-        schedule = RadialSchedule(groups, warps=2, coupled=coupled, **knobs)
-        assert_right(given, "xyw", 3e-7, schedule, "ieee", layout)
+    schedule = RadialSchedule(groups, warps=2, coupled=coupled, **knobs)
+    assert_right(given, "xyw", 3e-7, schedule, "ieee", layout)
 
 
 @pytest.mark.parametrize("outputs", ["x", "y", "w", "xy", "yw"])

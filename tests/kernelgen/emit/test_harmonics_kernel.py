@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import itertools
 
 import pytest
 import torch
@@ -93,7 +92,13 @@ def test_single_precision(problem: HarmonicsProblem) -> None:
     assert_is_e3nns(build_harmonics(problem, dtype=torch.float32))
 
 
-@pytest.mark.parametrize("block_size", HarmonicsHostSchedule.choices["block_size"])
+BLOCK_SIZES = HarmonicsHostSchedule.choices["block_size"]
+
+
+@pytest.mark.parametrize(
+    "block_size",
+    [BLOCK_SIZES[0], *(pytest.param(size, marks=pytest.mark.slow) for size in BLOCK_SIZES[1:-1]), BLOCK_SIZES[-1]],
+)
 def test_every_block_size_of_the_host(block_size: int) -> None:
     threads = min(2, device_facts("cpu").units)
     assert_is_e3nns(build_harmonics(L3, HarmonicsHostSchedule(block_size, threads), dtype=torch.float64))
@@ -135,9 +140,12 @@ def assert_filled(buffers: dict[str, torch.Tensor], direction: HarmonicsDirectio
 
 @EACH_DIRECTION
 @pytest.mark.parametrize("rows", [1, 7, 32, 75])
-def test_a_host_kernel_writes_every_row_and_no_other(rows: int, direction: HarmonicsDirection) -> None:
+@pytest.mark.parametrize("sizes", [(16, 64), pytest.param((64, 16), marks=pytest.mark.slow)], ids=str)
+def test_a_host_kernel_writes_every_row_and_no_other(
+    sizes: tuple[int, int], rows: int, direction: HarmonicsDirection
+) -> None:
     """Rows of 16 elements are whole squares of what changes sides at a time, those of 18 are not."""
-    for problem, schedule in itertools.product(PROBLEMS[:2], (HarmonicsHostSchedule(16), HarmonicsHostSchedule(64))):
+    for problem, schedule in zip(PROBLEMS[:2], map(HarmonicsHostSchedule, sizes), strict=True):
         buffers = filled(direction, problem, rows)
         kernel = load_kernel(HarmonicsSpec(problem, direction, schedule, "float64", device_facts("cpu")))
         kernel.launch(buffers, rows, rows, rows)

@@ -69,6 +69,7 @@ def spreads(schedule: CudaSchedule) -> CudaSchedule:
 CASES = [(form, direction) for form in FORMS for direction in ("forward", "backward", "double_backward")]
 
 
+@pytest.mark.covering(2)
 @WAVES
 @pytest.mark.parametrize(("form", "direction"), [case for case in CASES if case not in NONE_OF_OWNERS])
 def test_lanes_of_a_wave_compute_what_e3nn_computes(form, direction, arch, monkeypatch) -> None:

@@ -46,6 +46,7 @@ def test_default_schedule_compiles(name: str, direction: str, arch: str) -> None
     assert resources["spill_bytes"] <= 256
 
 
+@pytest.mark.covering(1)
 @pytest.mark.parametrize("direction", DIRECTIONS_OF["force_step"])
 @pytest.mark.parametrize("name", [name for name, problem in SUITE.items() if not problem.is_channelwise])
 def test_products_of_pairs_compile(name: str, direction: str) -> None:

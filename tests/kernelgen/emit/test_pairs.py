@@ -41,6 +41,7 @@ def test_every_direction_of_every_mode(mode: str) -> None:
         assert_matches_e3nn(operator, make_case(problem, "plain", edges=9), directions, 1e-10)
 
 
+@pytest.mark.covering(1)
 @pytest.mark.parametrize("fuse", [True, False])
 @pytest.mark.parametrize("problem", [mixed(), of_mode("uvw"), single()], ids=["mixed", "uvw", "single"])
 def test_convolutions(problem: TensorProductProblem, fuse: bool) -> None:
@@ -55,6 +56,7 @@ def test_shared_weights(mode: str) -> None:
     assert_matches_e3nn(operator, make_case(problem, "plain"), DIRECTIONS, 1e-10)
 
 
+@pytest.mark.covering(1)
 @pytest.mark.parametrize("layout", ["mul_ir", "ir_mul"])
 @pytest.mark.parametrize("operation", ["plain", "conv"])
 def test_products_whose_copies_are_pairs(operation: str, layout: str) -> None:

@@ -44,35 +44,41 @@ def test_lane_by_lane(outputs: str, tiles: int) -> None:
 VALUES = [{"tiles": 2, "edge_values": "four"}, {"edge_values": "reloaded", "ahead": "hidden"}, {"ahead": "hidden"}]
 
 
+@pytest.mark.covering(2)
 @pytest.mark.parametrize("layout", ["ir_mul", "mul_ir"])
 @pytest.mark.parametrize("knobs", VALUES)
-def test_other_forms_of_values(knobs: dict[str, Any], layout: str) -> None:
+@pytest.mark.parametrize(
+    ("problem", "groups", "edges", "num_out"), [(UNEVEN, 3, 100, 4), (SMALL, 1, 70, 2), (SMALL, 2, 12, 9)]
+)
+def test_other_forms_of_values(
+    problem: TensorProductProblem, groups: int, edges: int, num_out: int, knobs: dict[str, Any], layout: str
+) -> None:
     """What is loaded again, and what one step ahead: steps that end within a tile, and receivers of few edges."""
-    for problem, groups, edges, num_out in ((UNEVEN, 3, 100, 4), (SMALL, 1, 70, 2), (SMALL, 2, 12, 9)):
-        given = make_radial_case(problem, 20, edges=edges, num_out=num_out)
-        assert_right(given, forward(), 5e-7, RadialSchedule(groups, warps=2, **knobs), "ieee", layout)
+    given = make_radial_case(problem, 20, edges=edges, num_out=num_out)
+    assert_right(given, forward(), 5e-7, RadialSchedule(groups, warps=2, **knobs), "ieee", layout)
 
 
 BY_ATTRIBUTES = {"order": "in2", "edge_values": "reloaded"}
 
 
+@pytest.mark.covering(2)
+@pytest.mark.parametrize("layout", ["ir_mul", "mul_ir"])
 @pytest.mark.parametrize("outputs", ["xyw", "yw", "w"])
 @pytest.mark.parametrize("knobs", [{"slices": 4}, {"slices": 2}, BY_ATTRIBUTES, BY_ATTRIBUTES | {"slices": 2}])
-def test_other_forms_of_gradients(knobs: dict[str, Any], outputs: str) -> None:
+def test_other_forms_of_gradients(knobs: dict[str, Any], outputs: str, layout: str) -> None:
     """In which order paths come, what is loaded again, and how many slices of channels a warp takes."""
-    schedule = RadialSchedule(3, warps=2, **knobs)
-    for layout in ("ir_mul", "mul_ir"):
-        given = make_radial_case(UNEVEN, 20, edges=100, num_out=4)
-        assert_right(given, backward(outputs), 3e-7, schedule, "ieee", layout)
+    given = make_radial_case(UNEVEN, 20, edges=100, num_out=4)
+    assert_right(given, backward(outputs), 3e-7, RadialSchedule(3, warps=2, **knobs), "ieee", layout)
 
 
+@pytest.mark.covering(2)
+@pytest.mark.parametrize("groups", [3, 5])
 @pytest.mark.parametrize("layout", ["ir_mul", "mul_ir"])
 @pytest.mark.parametrize("direction", [forward(), backward("xyw")], ids=lambda direction: direction.name)
-def test_groups_of_unequal_work(direction: Direction, layout: str) -> None:
+def test_groups_of_unequal_work(direction: Direction, layout: str, groups: int) -> None:
     """Slices of 16 channels of which the last has 2; 20 hidden features, padded to 32; groups that share outputs."""
-    for groups in (3, 5):
-        schedule = RadialSchedule(groups, warps=4)
-        assert_right(make_radial_case(UNEVEN, 20, edges=30, num_out=5), direction, 3e-7, schedule, "ieee", layout)
+    given = make_radial_case(UNEVEN, 20, edges=30, num_out=5)
+    assert_right(given, direction, 3e-7, RadialSchedule(groups, warps=4), "ieee", layout)
 
 
 @pytest.mark.parametrize("hidden", [4, 32, 64, 128])

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Callable
 
 import pytest
@@ -14,7 +15,7 @@ from torch.autograd import forward_ad
 from torch.func import functional_call, grad, hessian, jacfwd, jacrev, jvp, vmap
 
 import autotune
-from kernelgen.compat import COMPILES_VMAP, SHOWS_REASONS
+from kernelgen.compat import COMPILES_VMAP, constant_result, run_eagerly
 from kernelgen.errors import InputError, UnsupportedError
 
 ROWS, NODES, EDGES = 3, 4, 6
@@ -275,11 +276,20 @@ def test_compile_takes_vmap_and_leaves_other_transforms_to_eager_mode() -> None:
     wanted = ours(v)
     torch.compiler.reset()
     assert_same(torch.compile(lambda v: vmap(ours)(v), backend="aot_eager", fullgraph=COMPILES_VMAP)(v), wanted)
+    shows_reasons = "reason" in inspect.signature(torch.compiler.disable).parameters
     forward_mode, reverse = (lambda v: jvp(ours, (v,), (v + 1,))), grad(energy(ours))
     for function in (forward_mode, reverse):
         with pytest.raises(
-            torch._dynamo.exc.Unsupported, match="does not trace Equitune's kernels" if SHOWS_REASONS else None
+            torch._dynamo.exc.Unsupported, match="does not trace Equitune's kernels" if shows_reasons else None
         ):
             torch.compile(function, backend="aot_eager", fullgraph=True)(v)
         torch.compiler.reset()
         assert_same(torch.compile(function, backend="aot_eager")(v), function(v))
+
+
+def test_functions_are_marked_for_the_compiler_as_torch_marks_them() -> None:
+    def function() -> None: ...
+
+    ours, torchs = run_eagerly("why")(function), torch.compiler.disable(function)
+    assert ours._torchdynamo_disable_msg == "why" and vars(torchs)["_torchdynamo_disable"] is ours._torchdynamo_disable
+    assert vars(constant_result(lambda: 0)) == vars(torch.compiler.assume_constant_result(lambda: 0))

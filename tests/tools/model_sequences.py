@@ -1,7 +1,7 @@
 """Sequences of what users do to a model, on stock, accelerated and captured copies of it: all must go on alike.
 
-    python tests/support/model_sequences.py --package mace --sequences 1000 --seed 1
-    python tests/support/model_sequences.py --package mace --replay '[("call", 3), ("write_data", 7), ("call", 3)]'
+    python tests/tools/model_sequences.py --package mace --sequences 1000 --seed 1
+    python tests/tools/model_sequences.py --package mace --replay '[("call", 3), ("write_data", 7), ("call", 3)]'
 
 A sequence is a list of (action, number); the number draws the action's details, the same for every copy. The table of
 actions is ``ACTIONS`` in ``sequence_actions``. After each action a copy has stock's results to ``TOLERANCE``, or it
@@ -34,7 +34,7 @@ if __name__ == "__main__":
     # Before torch: results do not depend on how threads share a sum, and a process with threads cannot be forked.
     os.environ.setdefault("OMP_NUM_THREADS", "1")
     os.environ.setdefault("EQUITUNE_MISSES", "0")
-    sys.path[:0] = [str(Path(__file__).resolve().parents[2])]
+    sys.path[:0] = [str(Path(__file__).resolve().parents[up] / below) for up, below in ((2, ""), (1, "support"))]
 
 import torch
 from sequence_actions import ACTIONS, AFTER_FLOAT32, Action, detached

@@ -1,4 +1,4 @@
-"""Runs compute-sanitizer over every kernel form, on a CUDA device: ``python tests/support/sanitize.py [SHARDS]``.
+"""Runs compute-sanitizer over every kernel form, on a CUDA device: ``python tests/tools/sanitize.py [SHARDS]``.
 
 It first compiles the kernels on all cores. Then SHARDS processes (4) for each of memcheck and racecheck launch them
 once on small graphs. Each tensor is a separate allocation, so that accesses beyond its end are detected. Exits with 1
@@ -15,7 +15,10 @@ import sys
 from collections.abc import Iterator
 from concurrent.futures import ProcessPoolExecutor
 from contextlib import contextmanager
+from pathlib import Path
 from typing import Any
+
+sys.path.append(str(Path(__file__).resolve().parents[1] / "support"))
 
 import torch
 from pair_problems import MODES, of_mode

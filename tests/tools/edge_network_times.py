@@ -1,6 +1,6 @@
 """Times the hidden layers of radial networks on a GPU: one kernel, and layer by layer by tensor cores and by torch.
 
-    python tests/support/edge_network_times.py --out times.json
+    python tests/tools/edge_network_times.py --out times.json
 
 Device time of a value and of the gradient of its input, cold L2, medians in microseconds, for the radial networks of
 MACE (three layers), SevenNet (two) and NequIP (one) on diamond's and water's numbers of edges. Errors are the largest

@@ -1,6 +1,6 @@
 """How a module without ``graph_class`` compares with one that was told it, on several graphs in one process.
 
-    python tests/support/graph_choice.py --device cuda
+    python tests/tools/graph_choice.py --device cuda
 
 Prints, for each problem, graph and pass, both times and their ratio, then the largest ratio; and for each graph a call
 with new views of one ``edge_index`` (as in model packages) over a call with the same tensors, and the time of ordering

@@ -1,9 +1,9 @@
 """Draws small faults, puts each into a copy of the code, and says which of them no test notices. Run by hand:
 
-    python tests/support/mutants.py --seed 44 --count 200 --out mutants.jsonl  # hours on one core; resumes
-    python tests/support/mutants.py --seed 44 --count 200 --out mutants.jsonl --report
-    python tests/support/mutants.py --only autotune/measure/timing.py --list       # what there is to draw from
-    python tests/support/mutants.py --tests smaller.txt --out smaller.jsonl        # the same mutants, other tests
+    python tests/tools/mutants.py --seed 44 --count 200 --out mutants.jsonl  # hours on one core; resumes
+    python tests/tools/mutants.py --seed 44 --count 200 --out mutants.jsonl --report
+    python tests/tools/mutants.py --only autotune/measure/timing.py --list       # what there is to draw from
+    python tests/tools/mutants.py --tests smaller.txt --out smaller.jsonl        # the same mutants, other tests
 
 A survivor is equivalent (say why) or shows a test that is missing. Only ``AREAS`` are mutated; ``TESTS`` says which
 tests answer for a file. Tests that pin texts by hashes are not among them: they notice every change. Of a survivor in

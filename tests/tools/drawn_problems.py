@@ -1,6 +1,6 @@
 """What untuned schedules cost on problems that nobody tuned, measured: draw some, search each, compare in one run.
 
-    python tests/support/drawn_problems.py --out FOLDER --budget 4m
+    python tests/tools/drawn_problems.py --out FOLDER --budget 4m
 
 Draws products and graphs by a seed, none of a shape that the repository's databases know, and calls a module of each
 once, forward and backward. Then runs ``equitune tune`` on them into FOLDER, which tells the runtime nothing, and
@@ -26,7 +26,6 @@ from time import monotonic
 from typing import Any
 
 import torch
-from places import ROOT
 
 from autotune.compare.comparison import ComparisonSetting, run_comparison
 from autotune.database.maintenance import now_text, software_versions
@@ -40,6 +39,7 @@ from autotune.workload.workload import Workload, make_tensors
 from kernelgen.device import DeviceFacts, device_facts
 from kernelgen.problem.sizes import shape_of
 
+ROOT = Path(__file__).resolve().parents[2]
 DIRECTIONS = ("forward", "backward")
 # Channels a block: common ones, and ones that fill no warp; features have at most so many components.
 MULTIPLICITIES = (16, 32, 48, 64, 96, 128, 11, 37, 50, 75, 89, 100)

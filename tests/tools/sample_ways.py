@@ -1,6 +1,6 @@
 """Why a comparison's times on small graphs are longer than a search's: one kernel, sampled in the ways of both.
 
-    python tests/support/sample_ways.py --device cuda
+    python tests/tools/sample_ways.py --device cuda
 
 A search calls the operator on tensors that lie between NaN, takes five samples in a row, and first runs other code. A
 comparison calls through autograd, on tensors as they come, one sample at a time, while the device waits for the host.

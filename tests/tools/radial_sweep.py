@@ -1,6 +1,6 @@
 """Times schedules of fused radial convolutions on a GPU, beside torch's product and our convolution.
 
-    python tests/support/radial_sweep.py --out sweep.json --budget 170
+    python tests/tools/radial_sweep.py --out sweep.json --budget 170
 
 Kernels compile in processes, and each is checked against e3nn in float64 (every output on its own) and timed as soon as
 it is there: device time, cold L2, medians, on 158,000 edges of 1000 nodes (diamond). A schedule that does not compile,
