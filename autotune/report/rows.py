@@ -1,4 +1,4 @@
-"""The rows of a page as frozen data: of kernels and of models, and which knobs mattered."""
+"""The rows of a page as frozen data: of kernels and of models, their knobs, and which of these mattered."""
 
 from __future__ import annotations
 
@@ -15,7 +15,8 @@ import pandas as pd
 from autotune.bench.largest import is_largest
 from autotune.bench.rows import less_accurate
 from autotune.database.maintenance import hash_of_text
-from autotune.text import CAPTURED, DEFAULT, JOINT, STOCK, TUNED, geometric_mean, is_ours
+from autotune.measure.timing import LEVEL, ratio_interval
+from autotune.text import CAPTURED, DEFAULT, JOINT, MISSING, STOCK, TUNED, direction_name, geometric_mean, is_ours
 from autotune.workload.kinds.base import KernelKind
 from autotune.workload.kinds.registry import KINDS, OPERATIONS, kernel_kind
 
@@ -25,6 +26,10 @@ from autotune.workload.kinds.registry import KINDS, OPERATIONS, kernel_kind
 
 # Names of groups, with short ones; a mean is over the rows of one group.
 GROUPS = {name: short for kind in KINDS for name, short in kind.groups.items()}
+
+
+def rows_text(rows: int) -> str:
+    return f"{rows} row" if rows == 1 else f"{rows} rows"
 
 
 def number(value: Any) -> float:
@@ -60,6 +65,9 @@ class SuiteRow:
 
     def text(self, key: str) -> str:
         return str(self.record.get(key) or "")
+
+    def number(self, key: str) -> float:
+        return number(self.record.get(key))
 
     @property
     def which(self) -> str:
@@ -131,18 +139,18 @@ class SuiteRow:
 
     @property
     def floor_us(self) -> float:
-        floor = number(self.record.get("floor_us"))
+        floor = self.number("floor_us")
         return floor if floor > 0 else math.nan
 
     @property
     def bytes(self) -> float:
         """Compulsory traffic."""
-        return number(self.record.get("bytes"))
+        return self.number("bytes")
 
     @property
     def copy_us(self) -> float:
         """Time of a copy of as many bytes, in the same run; NaN in older records."""
-        return number(self.record.get("copy_us"))
+        return self.number("copy_us")
 
     def order_us(self, contender: str = TUNED) -> float:
         """Time of ordering a graph that is met for the first time (``order_ms``); NaN if it was not measured."""
@@ -195,8 +203,33 @@ class SuiteRow:
         """Whether it is slower than the fastest peer, or failed where a peer did not."""
         return self.ratio < 1 or (math.isnan(self.time_us) and self.peer is not None)
 
+    @property
+    def what(self) -> str:
+        """The row in words."""
+        return f"{self.text('label')} on {self.graph}, {direction_name(self.which)}"
+
+    @property
+    def least_us(self) -> float:
+        """The time of a copy of as many bytes, or of the traffic floor where it was not measured."""
+        return self.floor_us if math.isnan(self.copy_us) else self.copy_us
+
+    @property
+    def has_registers(self) -> bool:
+        return any("registers" in report for report in self.resources(TUNED).values())
+
+    @property
+    def fastest_host(self) -> str | None:
+        """The peer whose call costs the host least."""
+        peers = [name for name in self.host_us if name not in (TUNED, DEFAULT)]
+        return min(peers, key=lambda name: self.host_us[name], default=None)
+
     def memory(self, contender: str | None) -> float:
         return number(mapping(self.record.get("memory")).get(contender or ""))
+
+    @property
+    def memory_ratio(self) -> float:
+        theirs = self.memory(self.peer)
+        return self.memory(TUNED) / theirs if theirs > 0 else math.nan
 
     @property
     def exceeds_memory(self) -> bool:
@@ -211,8 +244,19 @@ class SuiteRow:
 
     def samples(self, contender: str) -> list[float]:
         """Raw samples in measured order, in microseconds, without invalid values."""
-        given = mapping(mapping(self.record.get("times")).get(contender)).get("samples_us")
-        return sample_times(given)
+        return sample_times(mapping(self._timings.get(contender)).get("samples_us"))
+
+    def quartiles_us(self, contender: str) -> tuple[float, float]:
+        timing = mapping(self._timings.get(contender))
+        return number(timing.get("q1_us")), number(timing.get("q3_us"))
+
+    def interval(self, contender: str) -> str:
+        """Of the ratio to the tuned time, for default and fastest peer; paired by rounds, as sampled in turn."""
+        ours, theirs = self.samples(TUNED), self.samples(contender)
+        if contender not in (DEFAULT, self.peer) or not ours or not theirs:
+            return ""
+        low, high = ratio_interval(ours, theirs, paired=True)
+        return f"{low:.3f} to {high:.3f} at {LEVEL:.0%}" if math.isfinite(high) else ""
 
     def schedules(self, contender: str) -> dict[str, dict[str, Any]]:
         """Direction -> knobs."""
@@ -232,6 +276,20 @@ class SuiteRow:
             for error, where in _leaf(leaf)
         ]
         return max(found, key=lambda a: math.inf if math.isnan(a.error) else a.error, default=None)
+
+
+def entry_row(entry: dict[str, Any]) -> SuiteRow:
+    """A published entry as a row of its direction."""
+    times = {TUNED: entry, DEFAULT: entry.get("default"), **mapping(entry.get("peers"))}
+    times = {name: timing for name, timing in times.items() if isinstance(timing, dict)}
+    direction = str(entry.get("direction"))
+    return SuiteRow(entry | {"pass": direction, "times": times, "errors": {TUNED: {direction: entry.get("errors")}}})
+
+
+def contenders(rows: Iterable[SuiteRow]) -> list[str]:
+    """Tuned, default, then the peers, by name."""
+    names = {name for row in rows for name in row.times}
+    return [name for name in (TUNED, DEFAULT) if name in names] + sorted(names - {TUNED, DEFAULT})
 
 
 def _by_direction(value: Any, contender: str) -> dict[str, dict[str, Any]]:
@@ -256,6 +314,48 @@ def prices(rows: Iterable[SuiteRow]) -> list[tuple[SuiteRow, SuiteRow, float]]:
     normal = {row.kernel: row for row in listed if not row.deterministic}
     pairs = [(normal[row.kernel], row) for row in listed if row.deterministic and row.kernel in normal]
     return [(plain, row, row.time_us / plain.time_us) for plain, row in pairs]
+
+
+# Knobs and resources, as tables show them.
+
+
+@dataclass(frozen=True)
+class Knob:
+    """A knob's value as text; default: the default's value where it is known and another one."""
+
+    text: str
+    default: str | None
+
+
+def plain_names(records: Iterable[Any]) -> list[str]:
+    """Names of all plain values, in order of first appearance."""
+    names: dict[str, None] = {}
+    for record in records:
+        names |= {name: None for name, value in mapping(record).items() if not isinstance(value, dict | list)}
+    return list(names)
+
+
+def knob_names(schedules: Iterable[Any]) -> list[str]:
+    return [name for name in plain_names(schedules) if name != "backend"]
+
+
+def value_text(value: Any) -> str:
+    if isinstance(value, bool):
+        return "on" if value else "off"
+    if isinstance(value, int):
+        return f"{value:,}"
+    if isinstance(value, float):
+        return MISSING if math.isnan(value) else f"{value:,g}"
+    return MISSING if value is None else str(value)
+
+
+def knobs(names: Iterable[str], chosen: dict[str, Any], default: dict[str, Any]) -> tuple[Knob, ...]:
+    """One schedule's knobs; default: empty if it is not known."""
+    changed = {name for name in names if default and chosen.get(name) != default.get(name)}
+    return tuple(
+        Knob(value_text(chosen.get(name)), value_text(default.get(name)) if name in changed else None)
+        for name in names
+    )  # fmt: skip
 
 
 # A stored row of a whole model, from ``results/models/DEVICE.json``, with the values that the report needs.
