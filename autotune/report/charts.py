@@ -38,7 +38,7 @@ from autotune.text import (
 # Figures of rows and trials: matplotlib panels as inline SVG, each about as wide as a phone.
 #
 # Small panels in a grid, unlike one wide chart, stay readable at any page width and need no legend: every bar, line and
-# lane is labelled in place. Times are given in microseconds.
+# lane is labelled where it is. Times are in microseconds.
 
 WIDTH = 3.9
 # Left edge and width of the panels over trials, as shares of the figure; line names are to their right.
@@ -131,9 +131,9 @@ def _line_names(axes: Axes, best_us: float, default_us: float) -> None:
         side = 1 if default >= best else -1
         best, default = best - side * gap / 2, default + side * gap / 2
     shift = max(0.0, 0.1 - min(value for value in (best, default) if math.isfinite(value)))
-    for place, name, time_us, ink in ((best, "best", best_us, "tuned"), (default, "default", default_us, "text")):
+    for level, name, time_us, ink in ((best, "best", best_us, "tuned"), (default, "default", default_us, "text")):
         if math.isfinite(time_us):
-            axes.annotate(f"{name}\n{time_text(time_us)}", (1.02, place + shift), xycoords="axes fraction", va="center",
+            axes.annotate(f"{name}\n{time_text(time_us)}", (1.02, level + shift), xycoords="axes fraction", va="center",
                           color=INK[ink], fontsize=7.5, linespacing=1.1)  # fmt: skip
 
 
@@ -159,25 +159,28 @@ def importance_bars(importances: pd.DataFrame, identifier: str, what: str) -> Ma
     with style():
         figure = Figure(figsize=(WIDTH, height))
         axes = figure.add_axes((0.36, 0.03 / height, 0.62, 0.3 * len(importances) / height))
-        for offset, (column, ink, _) in zip((-0.19, 0.19), measures, strict=True):
-            for place, share in enumerate(importances[column]):
-                axes.barh(place + offset, share, height=0.36, color=INK[ink])
-                axes.annotate(f"{share:.0%}", (share, place + offset), (3, 0), textcoords="offset points", va="center",
+        for offset, (measure, ink, _) in zip((-0.19, 0.19), measures, strict=True):
+            for row, share in enumerate(importances[measure]):
+                axes.barh(row + offset, share, height=0.36, color=INK[ink])
+                axes.annotate(f"{share:.0%}", (share, row + offset), (3, 0), textcoords="offset points", va="center",
                               fontsize=7, color=INK["muted"])  # fmt: skip
         widest = float(importances[["importance", "explained"]].max().max())
         axes.set(xlim=(0, 1.18 * (widest or 1.0)), ylim=(len(importances) - 0.45, -0.55), xticks=[])
         axes.set_yticks(range(len(importances)), list(importances.index), color=INK["text"])
         axes.tick_params(axis="y", length=0, labelsize=8)
         axes.spines["bottom"].set_visible(False)
-        for place, (_, ink, name) in enumerate(measures):
-            start = 0.02 + 0.5 * place
-            figure.text(start + 0.035, 1 - 0.11 / height, name, va="center", fontsize=7.5, color=INK["muted"])
-            key = Rectangle(
-                (start, 1 - 0.15 / height), 0.022, 0.08 / height, color=INK[ink], transform=figure.transFigure
-            )
-            figure.add_artist(key)
+        for column, (_, ink, name) in enumerate(measures):
+            start = 0.02 + 0.5 * column
+            _key(figure, start, 1 - 0.11 / height, 0.08 / height, ink, name, "muted")
     shares = ", ".join(f"{knob} {row.importance:.0%} and {row.explained:.0%}" for knob, row in importances.iterrows())
     return inline_svg(figure, identifier, f"Knob importances and shares of variance explained. {what}: {shares}.")
+
+
+def _key(figure: Figure, left: float, middle: float, height: float, ink: str, name: str, text: str) -> None:
+    """What a colour stands for: a box of it, then a name."""
+    corner = (left, middle - height / 2)
+    figure.add_artist(Rectangle(corner, 0.022, height, color=INK[ink], transform=figure.transFigure))
+    figure.text(left + 0.035, middle, name, va="center", fontsize=7.5, color=INK[text])
 
 
 def knob_strip(trials: pd.DataFrame, knob: str, values: Sequence[Any], identifier: str, what: str) -> Markup:
@@ -191,11 +194,11 @@ def knob_strip(trials: pd.DataFrame, knob: str, values: Sequence[Any], identifie
     with style():
         figure = Figure(figsize=(WIDTH, 1.75))
         axes = figure.add_axes((0.16, 0.2, 0.82, 0.76), yscale="log")
-        for place, value in enumerate(values):
+        for column, value in enumerate(values):
             inside = [i for i, other in enumerate(chosen) if other == value and type(other) is type(value)]
-            dots(axes, [place + spread[i] for i in inside], [times[i] for i in inside], "muted", 3.2, 0.55)
+            dots(axes, [column + spread[i] for i in inside], [times[i] for i in inside], "muted", 3.2, 0.55)
             medians.append(float(np.median(times[inside])))
-            axes.hlines(medians[-1], place - 0.36, place + 0.36, color=INK["tuned"], linewidth=1.8)
+            axes.hlines(medians[-1], column - 0.36, column + 0.36, color=INK["tuned"], linewidth=1.8)
         low, high = _limits(list(times))
         axes.set(xlim=(-0.6, len(values) - 0.4), ylim=(low, high))
         time_axis(axes.yaxis, low, high)
@@ -231,17 +234,17 @@ def ratio_dots(lanes: Mapping[str, Sequence[float]], identifier: str, other: str
         axes = figure.add_axes((left, 0.34 / height, 0.88 - left, axes_height / height), xscale="log")
         axes.axvspan(low, 1, color=INK["bad"], alpha=0.1, linewidth=0)
         axes.axvline(1, color=INK["text"], linewidth=1.0)
-        for place, (name, values) in enumerate(lanes.items()):
+        for lane, (name, values) in enumerate(lanes.items()):
             # A fixed low-discrepancy offset per row, so that dots are spread equally in every build of the page.
-            spread = [place + ((0.618 * n) % 1 - 0.5) * 0.5 for n in range(len(values))]
+            spread = [lane + ((0.618 * n) % 1 - 0.5) * 0.5 for n in range(len(values))]
             for ink, chosen in (("tuned", False), ("bad", True)):
                 part = [n for n, ratio in enumerate(values) if (ratio < 1) is chosen]
                 dots(axes, [values[n] for n in part], [spread[n] for n in part], ink, 4.2, 0.75)
             mean = geometric_mean(values)
-            axes.vlines(mean, place - 0.38, place + 0.38, color=INK["text"], linewidth=1.8)
-            axes.annotate(name, (0, place), (-6, 0), xycoords=("axes fraction", "data"), textcoords="offset points",
+            axes.vlines(mean, lane - 0.38, lane + 0.38, color=INK["text"], linewidth=1.8)
+            axes.annotate(name, (0, lane), (-6, 0), xycoords=("axes fraction", "data"), textcoords="offset points",
                           ha="right", va="center")  # fmt: skip
-            axes.annotate(floored_ratio(mean), (1, place), (4, 0), xycoords=("axes fraction", "data"),
+            axes.annotate(floored_ratio(mean), (1, lane), (4, 0), xycoords=("axes fraction", "data"),
                           textcoords="offset points", va="center", fontweight="bold")  # fmt: skip
         axes.set(xlim=(low, high), ylim=(len(lanes) - 0.5, -0.5), yticks=[], xlabel=f"speed-up over {other}")
         axes.spines["left"].set_visible(False)
@@ -274,7 +277,7 @@ def roofline(
 
     ``points``: a group's name to its (bytes, bytes a second). ``peak``: of a large copy, NaN if unknown.
     """
-    every = [point for given in points.values() for point in given]
+    every = [point for group in points.values() for point in group]
     sizes, rates = ([point[axis] for point in (*every, *roof)] for axis in (0, 1))
     top = max([*rates, *([peak] if math.isfinite(peak) else [])])
     with style():
@@ -286,14 +289,12 @@ def roofline(
                           textcoords="offset points", fontsize=7.5, color=INK["muted"])  # fmt: skip
         if roof:
             axes.plot(*zip(*sorted(roof), strict=True), color=INK["text"], linewidth=1.1)
-        for place, (name, given) in enumerate(points.items()):
-            ink = GROUP_INKS[place % len(GROUP_INKS)]
-            dots(axes, [point[0] for point in given], [point[1] for point in given], ink, 4.0, 0.7)
-            start = 0.17 + 0.27 * (place % 3)
-            level = 0.965 - 0.055 * (place // 3)
-            key = Rectangle((start, level - 0.015), 0.022, 0.03, color=INK[ink], transform=figure.transFigure)
-            figure.add_artist(key)
-            figure.text(start + 0.035, level, name, fontsize=7.5, va="center")
+        for index, (name, group) in enumerate(points.items()):
+            ink = GROUP_INKS[index % len(GROUP_INKS)]
+            dots(axes, [point[0] for point in group], [point[1] for point in group], ink, 4.0, 0.7)
+            start = 0.17 + 0.27 * (index % 3)
+            level = 0.965 - 0.055 * (index // 3)
+            _key(figure, start, level, 0.03, ink, name, "text")
         axes.set(xlim=(min(sizes) / 1.4, max(sizes) * 1.4), ylim=(min(rates) / 1.4, top * 1.9),
                  xlabel="compulsory traffic")  # fmt: skip
         for axis, unit in ((axes.xaxis, ""), (axes.yaxis, "/s")):
@@ -319,10 +320,10 @@ def sampler_curves(curves: Mapping[str, Sequence[float]], identifier: str, what:
         axes.axhline(1.05, color=INK["text"], linewidth=0.8, linestyle=(0, (3, 2)))
         axes.annotate("5%", (0, 1.05), (2, 1.5), xycoords=("axes fraction", "data"), textcoords="offset points",
                       fontsize=7, color=INK["muted"])  # fmt: skip
-        for place, (name, curve) in enumerate(curves.items()):
-            ink, dashes = LINES[place % len(LINES)]
+        for index, (name, curve) in enumerate(curves.items()):
+            ink, dashes = LINES[index % len(LINES)]
             axes.step(range(1, len(curve) + 1), curve, where="post", color=INK[ink], linewidth=1.5, linestyle=dashes)
-            start = 0.13 + 0.85 * place / len(curves)
+            start = 0.13 + 0.85 * index / len(curves)
             key = figure.add_axes((start, 0.905, 0.07, 0.06))
             key.axis("off")
             key.plot([0, 1], [0, 0], color=INK[ink], linewidth=1.5, linestyle=dashes)
@@ -401,7 +402,7 @@ def strips(by_contender: Mapping[str, Sequence[float]], what: str, origin: str |
         return None
     shares = {name: [time / median(known[origin or name]) - 1 for time in times] for name, times in known.items()}
     limit = axis_limit(list(shares.values()))
-    lanes = tuple(_lane(name, place, shares[name], limit, known[name]) for place, name in enumerate(known))
+    lanes = tuple(_lane(name, index, shares[name], limit, known[name]) for index, name in enumerate(known))
     told = "; ".join(
         f"{contender_name(name)} {len(times)} samples, median {time_text(median(times))}, "
         f"from {time_text(min(times))} to {time_text(max(times))}"
@@ -410,8 +411,8 @@ def strips(by_contender: Mapping[str, Sequence[float]], what: str, origin: str |
     return Strips(lanes, limit, f"Strip plot of raw samples. {what}: {told}.")
 
 
-def _lane(name: str, place: int, shares: Sequence[float], limit: float, times: Sequence[float]) -> Lane:
-    half, top, step = (STRIPS_WIDTH - NAMES - 20) / 2, STRIP * (place + 0.15), 0.7 * STRIP / len(shares)
+def _lane(name: str, index: int, shares: Sequence[float], limit: float, times: Sequence[float]) -> Lane:
+    half, top, step = (STRIPS_WIDTH - NAMES - 20) / 2, STRIP * (index + 0.15), 0.7 * STRIP / len(shares)
     middle = NAMES + (STRIPS_WIDTH - NAMES) / 2
     inside: list[tuple[int, int]] = []
     beyond: list[tuple[int, int]] = []
@@ -419,7 +420,7 @@ def _lane(name: str, place: int, shares: Sequence[float], limit: float, times: S
         x = round(middle + half * max(-1.0, min(1.0, share / limit)))
         (inside if abs(share) <= limit else beyond).append((x, round(top + step * (sample + 0.5))))
     listed = ", ".join(f"{time:g}" if time >= 1e6 else f"{time:.3f}".rstrip("0").rstrip(".") for time in times)
-    y, ink = STRIP * (place + 0.72), INKS.get(name, "other")
+    y, ink = STRIP * (index + 0.72), INKS.get(name, "other")
     return Lane(contender_name(name), y, ink, tuple(inside), tuple(beyond), listed, len(times))
 
 

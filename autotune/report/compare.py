@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -32,7 +32,7 @@ from autotune.report.charts import Strips, ratio_dots, strips
 from autotune.report.kernels import passes
 from autotune.report.render import Page, Section, render
 from autotune.report.rows import SuiteRow, mapping, plain_names, rows_text, value_text
-from autotune.text import MISSING, TUNED, contender_name, direction_name, floored_ratio, geometric_mean
+from autotune.text import MISSING, TUNED, direction_name, floored_ratio, geometric_mean
 from kernelgen.errors import cause_of
 from kernelgen.files import parse_json
 
@@ -55,8 +55,8 @@ class Record:
     @property
     def slug(self) -> str:
         """The device's slug, for the page's file name; the record's value is used only if it is a plain name."""
-        given = self.device.get("slug")
-        return str(given) if is_slug(given) else self.path.stem
+        slug = self.device.get("slug")
+        return str(slug) if is_slug(slug) else self.path.stem
 
     def met(self, key: str) -> list[str]:
         """All values of a field of rows, such as the generator, in order."""
@@ -65,11 +65,11 @@ class Record:
     @property
     def software(self) -> dict[str, str]:
         """Version by name, or all versions that occur in the rows."""
-        found: dict[str, set[str]] = {}
+        met: dict[str, set[str]] = {}
         for row in self.rows.values():
             for name, version in mapping(row.record.get("software")).items():
-                found.setdefault(str(name), set()).add(str(version))
-        return {name: ", ".join(sorted(versions)) for name, versions in sorted(found.items())}
+                met.setdefault(str(name), set()).add(str(version))
+        return {name: ", ".join(sorted(versions)) for name, versions in sorted(met.items())}
 
 
 @dataclass(frozen=True)
@@ -120,8 +120,8 @@ def compare(before: Record, after: Record, level: float = LEVEL, tolerance: floa
     pairs = [Pair(row, after.rows[identity]) for identity, row in before.rows.items() if identity in after.rows]
     judged = [{name: judge(pair, name, level, tolerance) for name in {TUNED: 0, **dict.fromkeys(pair.contenders())}}
               for pair in pairs]  # fmt: skip
-    only = [tuple(row for identity, row in one.rows.items() if identity not in other.rows)
-            for one, other in ((before, after), (after, before))]  # fmt: skip
+    only = [tuple(row for identity, row in record.rows.items() if identity not in other.rows)
+            for record, other in ((before, after), (after, before))]  # fmt: skip
     return Comparison(before, after, level, tolerance, tuple(pairs), tuple(judged), *only)
 
 
@@ -134,7 +134,7 @@ def judge(pair: Pair, contender: str, level: float = LEVEL, tolerance: float = T
         return Judgement(ratio, unknown, UNCLEAR, f"no time {' and '.join(failed)}")
     theirs, ours = pair.before.samples(contender), pair.after.samples(contender)
     if not theirs or not ours:
-        sides = [side for side, given in (("before", theirs), ("after", ours)) if not given]
+        sides = [side for side, samples in (("before", theirs), ("after", ours)) if not samples]
         return Judgement(ratio, unknown, UNCLEAR, f"no raw samples {' and '.join(sides)}")
     if theirs == ours:
         # A record continued from an older one keeps its rows: nothing was measured twice.
@@ -154,15 +154,15 @@ def load_record(path: Path) -> Record:
     rows = data.get("rows") if isinstance(data, dict) else None
     if not isinstance(rows, list):
         raise ReportError(f"{file}: holds no list 'rows'; {EXPECTED}")
-    found: dict[tuple[Any, ...], SuiteRow] = {}
-    for place, row in enumerate(rows):
+    by_identity: dict[tuple[Any, ...], SuiteRow] = {}
+    for index, row in enumerate(rows):
         try:
-            found[identity_of(row)] = SuiteRow(row)
+            by_identity[identity_of(row)] = SuiteRow(row)
         except (KeyError, TypeError, AttributeError) as error:
             raise ReportError(
-                f"{file}: row {place} does not say what it is about ({error!r}); write it anew with equitune bench"
+                f"{file}: row {index} does not say what it is about ({error!r}); write it anew with equitune bench"
             ) from error
-    return Record(file, mapping(data.get("device")), found)
+    return Record(file, mapping(data.get("device")), by_identity)
 
 
 def _bench_file(path: Path) -> Path:
@@ -190,31 +190,12 @@ SECTIONS = [
 
 
 @dataclass(frozen=True)
-class VerdictLine:
-    """A contender's verdicts on the rows of a pass; ratio: their geometric mean."""
-
-    contender: str
-    which: str
-    rows: int
-    counts: Counter[str]
-    ratio: float
-
-
-@dataclass(frozen=True)
-class KnobChange:
-    direction: str
-    knob: str
-    before: str
-    after: str
-
-
-@dataclass(frozen=True)
 class PairLine:
-    """A row of both records with what opens below it. changes: of knobs, said: why there is none."""
+    """A row of both records with what opens below it. changes: (direction, knob, before, after), said: why none."""
 
     pair: Pair
     judged: dict[str, Judgement]
-    changes: tuple[KnobChange, ...]
+    changes: tuple[tuple[str, str, str, str], ...]
     said: str
     strips: Strips | None
 
@@ -242,7 +223,7 @@ def build_comparison(data: Comparison) -> Page:
         title=before.name if before.name == after.name else f"{before.name} and {after.name}",
         sentence=sentence(data),
         verdict_names=VERDICTS,
-        verdicts=_verdict_lines(data),
+        verdicts=list(_verdicts(data)),
         kinds={FASTER: "faster", SLOWER: "slow"},
         dots=ratio_dots(lanes, "ratios", "before") if lanes else None,
         lines=[_pair_line(pair, judged) for pair, judged in zip(data.pairs, data.judged, strict=True)],
@@ -264,23 +245,20 @@ def sentence(data: Comparison) -> str:
     return f"Of {rows_text(len(data.pairs))} in both records, after against before: {told}.{end}"
 
 
-def _verdict_lines(data: Comparison) -> list[VerdictLine]:
+def _verdicts(data: Comparison) -> Iterator[tuple[str, str, list[Judgement]]]:
     """By contender and pass: our kernels, and the peers, which show changes of the machine."""
-    lines = []
     for name in dict.fromkeys(name for judged in data.judged for name in judged):
         for which in passes(pair.before for pair in data.pairs):
             judged = [by_contender[name] for pair, by_contender in zip(data.pairs, data.judged, strict=True)
                       if pair.before.which == which and name in by_contender]  # fmt: skip
             if judged:
-                counts, ratio = Counter(each.verdict for each in judged), geometric_mean(each.ratio for each in judged)
-                lines.append(VerdictLine(contender_name(name), which, len(judged), counts, ratio))
-    return lines
+                yield name, which, judged
 
 
 def _pair_line(pair: Pair, judged: dict[str, Judgement]) -> PairLine:
     before, after = pair.before.schedules(TUNED), pair.after.schedules(TUNED)
     changes = [
-        KnobChange(direction, name, value_text(old.get(name)), value_text(new.get(name)))
+        (direction, name, value_text(old.get(name)), value_text(new.get(name)))
         for direction, new in after.items()
         if (old := before.get(direction)) is not None
         for name in plain_names((old, new))

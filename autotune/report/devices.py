@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -39,11 +40,22 @@ class DeviceRows:
     def name(self) -> str:
         return str(self.device.get("name") or self.slug)
 
+    @property
+    def ratios(self) -> list[float]:
+        """The speed-ups of kernels over their fastest peers."""
+        return [row.ratio for row in self.suite if not row.deterministic and not math.isnan(row.ratio)]
+
+    @property
+    def copy_rate(self) -> float:
+        """Bytes a second of a large copy; 0 if unknown."""
+        rates = (1e6 * row.bytes / row.floor_us for row in self.suite if not row.deterministic)
+        return max((rate for rate in rates if rate > 0), default=0.0)
+
 
 def all_rows(results_dir: Path) -> tuple[DeviceRows, ...]:
     """Every device with rows of kernels or models, by slug."""
-    found = (_rows(results_dir, slug) for slug in device_slugs(results_dir))
-    return tuple(rows for rows in found if rows.suite or rows.models)
+    every = (_rows(results_dir, slug) for slug in device_slugs(results_dir))
+    return tuple(rows for rows in every if rows.suite or rows.models)
 
 
 def _rows(results_dir: Path, slug: str) -> DeviceRows:
@@ -112,10 +124,10 @@ class DeviceData:
 def device_slugs(results_dir: Path) -> list[str]:
     """Slugs of devices with a database, rows of kernels or models, or trials."""
     files = [path for folder in (".", "bench", "models") for path in (results_dir / folder).glob("*.json")]
-    found = {path.stem for path in files if "." not in path.stem}  # not NAME.corrupt-TIME.json, a corrupt copy
-    found |= {path.parent.name for path in (results_dir / "trials").glob("*/*.jsonl")}
-    found |= {path.name.removesuffix(SUFFIX) for path in (results_dir / "trials").glob(f"*{SUFFIX}")}
-    return sorted(found)
+    slugs = {path.stem for path in files if "." not in path.stem}  # not NAME.corrupt-TIME.json, a corrupt copy
+    slugs |= {path.parent.name for path in (results_dir / "trials").glob("*/*.jsonl")}
+    slugs |= {path.name.removesuffix(SUFFIX) for path in (results_dir / "trials").glob(f"*{SUFFIX}")}
+    return sorted(slugs)
 
 
 def load_device(results_dir: Path, slug: str) -> DeviceData:
@@ -160,17 +172,17 @@ def read_record(path: Path) -> dict[str, Any]:
 
 def _order(record: dict[str, Any]) -> tuple:
     name = str(record.get("pass") or record.get("direction"))
-    place = PASSES.index(name) if name in PASSES else len(PASSES)
+    which = PASSES.index(name) if name in PASSES else len(PASSES)
     graph = mapping(record.get("graph"))
     rest = tuple(str(record.get(key)) for key in ("dtype", "layout", "operation", "graph_class"))
-    first = (str(record.get("label")), number(graph.get("edges")), str(graph.get("name")), place, *rest)
+    first = (str(record.get("label")), number(graph.get("edges")), str(graph.get("name")), which, *rest)
     return (*first, record.get("deterministic") is True)  # a deterministic row follows the normal one of its kernel
 
 
 def _replays(results_dir: Path, slug: str) -> dict[str, dict[str, Any]]:
     """Replays of one device by file name; a replay without a device belongs to all."""
-    found = {path.stem: read_record(path) for path in sorted((results_dir / "replay").glob("*.json"))}
-    return {name: data for name, data in found.items() if data.get("device") in (None, slug)}
+    replays = {path.stem: read_record(path) for path in sorted((results_dir / "replay").glob("*.json"))}
+    return {name: data for name, data in replays.items() if data.get("device") in (None, slug)}
 
 
 def _trials(folder: Path) -> tuple[pd.DataFrame, int]:

@@ -3,15 +3,14 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from autotune.bench.contenders import shares_text
 from autotune.bench.largest import atoms_of, largest_other, why_ended
 from autotune.report.charts import COLOURS
 from autotune.report.picker import Bar, Choice, Command, Picker
-from autotune.report.rows import MIB, ModelRow, compared_with, mapping, mean_ratio, number
+from autotune.report.rows import ModelRow, compared_with, mapping, mean_ratio, number
 from autotune.text import (
     CAPTURED,
     DEFAULT,
@@ -50,7 +49,7 @@ def first_model_row(rows: Sequence[ModelRow]) -> int:
         off = math.inf if math.isnan(row.ratio) else abs(math.log(row.ratio / mean))
         return (untimed, row.text("pass") != "energy_forces", row.text("dtype") != "float32", off)
 
-    return min(range(len(rows)), key=lambda place: rank(rows[place]))
+    return min(range(len(rows)), key=lambda index: rank(rows[index]))
 
 
 def model_choice(row: ModelRow) -> Choice:
@@ -135,42 +134,10 @@ def _many(rows: Sequence[ModelRow]) -> str:
 
 
 @dataclass(frozen=True)
-class PathLine:
-    """One path of a row. parts: of the device's time. held: what the forward pass keeps, in bytes, and its parts."""
-
-    key: str
-    name: str
-    note: str
-    ratio: float
-    parts: str
-    held: float
-    held_parts: str
-    errors: str
-
-
-@dataclass(frozen=True)
-class ModelLine:
-    """A row of the table and what opens below it."""
-
-    row: ModelRow
-    paths: tuple[PathLine, ...]
-    software: tuple[tuple[str, str], ...]
-
-    @property
-    def holds(self) -> bool:
-        return any(path.held > 0 for path in self.paths)
-
-    @property
-    def captured_ratio(self) -> float:
-        """How many times as fast a captured step is as the fastest path without Equitune."""
-        return self.row.time_us(self.row.fastest) / self.row.time_us(CAPTURED)
-
-
-@dataclass(frozen=True)
 class ModelsSection:
     """others, captured, joint: whether any row has such a path, and so the table a column for it."""
 
-    lines: tuple[ModelLine, ...]
+    rows: tuple[ModelRow, ...]
     compared_with: str
     others: bool
     captured: bool
@@ -181,9 +148,8 @@ def models(rows: Sequence[ModelRow]) -> ModelsSection | None:
     """None without rows."""
     if not rows:
         return None
-    lines = tuple(ModelLine(row, tuple(_path(row, name) for name in row.contenders), _software(row)) for row in rows)
     return ModelsSection(
-        lines=lines,
+        rows=tuple(rows),
         compared_with=compared_with(rows),
         others=any(row.best_other for row in rows),
         captured=any(row.time_us(CAPTURED) > 0 for row in rows),
@@ -191,71 +157,41 @@ def models(rows: Sequence[ModelRow]) -> ModelsSection | None:
     )
 
 
-def _software(row: ModelRow) -> tuple[tuple[str, str], ...]:
-    return tuple(sorted((str(name), str(version)) for name, version in mapping(row.record.get("software")).items()))
-
-
-def _path(row: ModelRow, name: str) -> PathLine:
-    held = row.held_parts(name)
-    return PathLine(
-        key=name,
-        name={DEFAULT: "Equitune, untuned default"}.get(name, path_name(name)),
-        note="fastest other path" if row.best_other and name == row.fastest else "",
-        ratio=row.over(name),
-        parts=shares_text(row.device_parts(name)),
-        held=MIB * sum(held.values()) if held else math.nan,
-        held_parts=shares_text(held),
-        errors=", ".join(f"{key} {error_text(value)}" for key, value in row.errors(name).items()),
-    )
-
-
-def path_name(name: str) -> str:
-    return {TUNED: "Equitune", STOCK: "stock"}.get(name, contender_name(name))
-
-
 # The largest diamond crystal that each way to run a model has room for.
 
 
 @dataclass(frozen=True)
-class CrystalLine:
-    """One path of a model. atoms: 0 if none fitted. other: the most atoms of a path without Equitune, or 0."""
+class Crystal:
+    """One path of a model."""
 
     row: ModelRow
     path: str
-    atoms: int
-    other: int
-    edges: float
-    memory: float
-    step_us: float
-    ended: str
+
+    @property
+    def cell(self) -> dict[str, Any]:
+        return self.row.contenders[self.path]
+
+    @property
+    def atoms(self) -> int:
+        """0 if none fitted."""
+        return atoms_of(self.cell)
+
+    @property
+    def over_other(self) -> float:
+        """Over the most atoms of a path without Equitune; NaN if none fitted."""
+        return self.atoms / (largest_other(self.row.contenders) or math.nan)
+
+    def largest(self, key: str) -> float:
+        """A figure of the largest crystal."""
+        return number(mapping(self.cell.get("largest")).get(key))
+
+    @property
+    def ended(self) -> str:
+        return why_ended(self.cell)
 
 
-@dataclass(frozen=True)
-class LargestSection:
-    """lines: by row, the path with the most atoms first."""
-
-    lines: tuple[CrystalLine, ...]
-    commands: tuple[str, ...]
-
-
-def largest(rows: Sequence[ModelRow]) -> LargestSection | None:
-    """None without rows."""
-    commands = tuple(row.text("command") for row in rows if row.text("command"))
-    return LargestSection(tuple(_crystal_lines(rows)), commands) if rows else None
-
-
-def _crystal_lines(rows: Iterable[ModelRow]) -> Iterable[CrystalLine]:
-    for row in rows:
-        for name in sorted(row.contenders, key=lambda name: (-atoms_of(row.contenders[name]), name)):
-            cell = row.contenders[name]
-            crystal = mapping(cell.get("largest"))
-            yield CrystalLine(
-                row=row,
-                path=path_name(name),
-                atoms=atoms_of(cell),
-                other=largest_other(row.contenders),
-                edges=number(crystal.get("edges")),
-                memory=MIB * number(crystal.get("peak_mib")),
-                step_us=1e3 * number(crystal.get("wall_ms")),
-                ended=why_ended(cell),
-            )
+def largest(rows: Sequence[ModelRow]) -> list[Crystal]:
+    """By row, the path with the most atoms first."""
+    crystals = [Crystal(row, path) for row in rows for path in sorted(row.contenders)]
+    order = {id(row): index for index, row in enumerate(rows)}
+    return sorted(crystals, key=lambda crystal: (order[id(crystal.row)], -crystal.atoms))

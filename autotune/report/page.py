@@ -13,7 +13,7 @@ from autotune.report.charts import COLOURS
 from autotune.report.devices import PASSES, DeviceData, DeviceRows
 from autotune.report.picker import Bar, Choice, Command, Picker
 from autotune.report.render import Page, Section, render
-from autotune.report.rows import ModelRow, SuiteRow, compared_with, mapping, mean_ratio, rows_text
+from autotune.report.rows import ModelRow, SuiteRow, mapping, rows_text
 from autotune.report.sources import write_sources
 from autotune.text import (
     DEFAULT,
@@ -76,9 +76,9 @@ def kernel_rows(data: DeviceData) -> list[SuiteRow]:
     chosen = rows or data.tuned  # tuned without peers: the default alone is there to compare with
 
     def order(row: SuiteRow) -> tuple[Any, ...]:
-        place = PASSES.index(row.which) if row.which in PASSES else len(PASSES)
+        index = PASSES.index(row.which) if row.which in PASSES else len(PASSES)
         edges = 0.0 if math.isnan(row.edges) else row.edges
-        return (row.text("label"), edges, row.graph, place, _form(row))
+        return (row.text("label"), edges, row.graph, index, _form(row))
 
     return sorted((row for row in chosen if row.times), key=order)
 
@@ -100,7 +100,7 @@ def first_kernel_row(rows: Sequence[SuiteRow]) -> int:
         off = 0.0 if math.isnan(row.ratio) else abs(math.log(row.ratio / mean))
         return (*(not part for part in usual), -bars, which, off)
 
-    return min(range(len(rows)), key=lambda place: (rows[place] not in judged, *rank(rows[place])))
+    return min(range(len(rows)), key=lambda index: (rows[index] not in judged, *rank(rows[index])))
 
 
 def _form(row: SuiteRow) -> str:
@@ -208,18 +208,6 @@ Row = TypeVar("Row", SuiteRow, ModelRow)
 
 
 @dataclass(frozen=True)
-class DeviceLine:
-    """copy_rate: bytes a second, 0 if unknown. ratio, least: of kernels. model_ratio: over what compared_with says."""
-
-    rows: DeviceRows
-    copy_rate: float
-    ratio: float
-    least: float
-    model_ratio: float
-    compared_with: str
-
-
-@dataclass(frozen=True)
 class SharedLine:
     """What several devices measured; rows: one per device, in their order, or None. keys: what it is."""
 
@@ -229,7 +217,7 @@ class SharedLine:
 
 @dataclass(frozen=True)
 class DevicesSection:
-    devices: tuple[DeviceLine, ...]
+    devices: tuple[DeviceRows, ...]
     models: tuple[SharedLine, ...]
     kernels: tuple[SharedLine, ...]
 
@@ -239,22 +227,7 @@ def devices(every: Sequence[DeviceRows], here: str) -> DevicesSection | None:
     if len(every) < 2:
         return None
     ordered = sorted(every, key=lambda rows: (rows.slug != here, rows.slug))
-    lines = tuple(_device_line(rows) for rows in ordered)
-    return DevicesSection(lines, tuple(_shared_models(ordered)), tuple(_shared_kernels(ordered)))
-
-
-def _device_line(rows: DeviceRows) -> DeviceLine:
-    normal = [row for row in rows.suite if not row.deterministic]
-    ratios = [row.ratio for row in normal if not math.isnan(row.ratio)]
-    rates = [1e6 * row.bytes / row.floor_us for row in normal if row.bytes / row.floor_us > 0]
-    return DeviceLine(
-        rows=rows,
-        copy_rate=max(rates, default=0.0),
-        ratio=geometric_mean(ratios),
-        least=min(ratios, default=math.nan),
-        model_ratio=mean_ratio(rows.models),
-        compared_with=compared_with(rows.models),
-    )
+    return DevicesSection(tuple(ordered), tuple(_shared_models(ordered)), tuple(_shared_kernels(ordered)))
 
 
 def _shared_kernels(every: Sequence[DeviceRows]) -> list[SharedLine]:
@@ -266,7 +239,7 @@ def _shared_kernels(every: Sequence[DeviceRows]) -> list[SharedLine]:
 
     timed = ([row for row in rows.suite if row.time_us / row.edges > 0] for rows in every)
     lines = _shared([_largest(rows, key, lambda row: row.edges) for rows in timed])
-    order = {which: place for place, which in enumerate(PASSES)}
+    order = {which: index for index, which in enumerate(PASSES)}
     return sorted(lines, key=lambda line: (*line.keys[:3], order.get(line.keys[3], 99)))
 
 

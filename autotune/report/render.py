@@ -17,6 +17,7 @@ from typing import Any, NamedTuple
 import jinja2
 from markupsafe import Markup, escape
 
+from autotune.bench.contenders import shares_text
 from autotune.report.devices import PANELS
 from autotune.report.rows import MIN_TRIALS, rows_text, value_text
 from autotune.text import (
@@ -33,6 +34,7 @@ from autotune.text import (
     direction_name,
     error_text,
     floored_ratio,
+    geometric_mean,
     ratio_text,
     significant,
     time_text,
@@ -109,8 +111,11 @@ def environment() -> jinja2.Environment:
         "error": error_text,
         "floored": floored_ratio,
         "grouped": count,
+        "mean": geometric_mean,
+        "path": lambda name: {TUNED: "Equitune", STOCK: "stock"}.get(name, contender_name(name)),
         "percent": lambda share: MISSING if math.isnan(share) else f"{share:.0%}",
         "ratio": ratio_text,
+        "shares": shares_text,
         "significant": significant,
         "time": time_text,
         "value": value_text,

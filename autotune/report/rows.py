@@ -16,7 +16,18 @@ from autotune.bench.largest import is_largest
 from autotune.bench.rows import less_accurate
 from autotune.database.maintenance import hash_of_text
 from autotune.measure.timing import LEVEL, ratio_interval
-from autotune.text import CAPTURED, DEFAULT, JOINT, MISSING, STOCK, TUNED, direction_name, geometric_mean, is_ours
+from autotune.text import (
+    CAPTURED,
+    DEFAULT,
+    JOINT,
+    MISSING,
+    STOCK,
+    TUNED,
+    direction_name,
+    error_text,
+    geometric_mean,
+    is_ours,
+)
 from autotune.workload.kinds.base import KernelKind
 from autotune.workload.kinds.registry import KINDS, OPERATIONS, kernel_kind
 
@@ -39,6 +50,11 @@ def number(value: Any) -> float:
     return float(value)
 
 
+def positive(value: Any) -> float:
+    """A finite positive float, else NaN."""
+    return number(value) if number(value) > 0 else math.nan
+
+
 def mapping(value: Any) -> dict[str, Any]:
     """``value`` if it is an object, else an empty one."""
     return value if isinstance(value, dict) else {}
@@ -46,7 +62,7 @@ def mapping(value: Any) -> dict[str, Any]:
 
 def sample_times(value: Any) -> list[float]:
     """The valid times in a stored list of samples, without null, text and values that are not positive."""
-    return [time for item in (value if isinstance(value, list) else ()) if (time := number(item)) > 0]
+    return [number(item) for item in (value if isinstance(value, list) else ()) if number(item) > 0]
 
 
 @dataclass(frozen=True)
@@ -113,8 +129,7 @@ class SuiteRow:
     @cached_property
     def times(self) -> dict[str, float]:
         """Contender -> median; NaN if it failed."""
-        given = {name: number(mapping(timing).get("time_us")) for name, timing in self._timings.items()}
-        return {name: time if time > 0 else math.nan for name, time in given.items()}
+        return {name: positive(mapping(timing).get("time_us")) for name, timing in self._timings.items()}
 
     @property
     def _timings(self) -> dict[str, Any]:
@@ -139,8 +154,7 @@ class SuiteRow:
 
     @property
     def floor_us(self) -> float:
-        floor = self.number("floor_us")
-        return floor if floor > 0 else math.nan
+        return positive(self.record.get("floor_us"))
 
     @property
     def bytes(self) -> float:
@@ -154,9 +168,9 @@ class SuiteRow:
 
     def order_us(self, contender: str = TUNED) -> float:
         """Time of ordering a graph that is met for the first time (``order_ms``); NaN if it was not measured."""
-        given = self.record.get("order_ms")
-        ours = given if contender == TUNED else None
-        return 1e3 * number(given.get(contender) if isinstance(given, dict) else ours)
+        order_ms = self.record.get("order_ms")
+        ours = order_ms if contender == TUNED else None  # older rows have one number, which is ours
+        return 1e3 * number(order_ms.get(contender) if isinstance(order_ms, dict) else ours)
 
     @property
     def new_graph_ratio(self) -> float:
@@ -239,8 +253,8 @@ class SuiteRow:
     @property
     def host_us(self) -> dict[str, float]:
         """Contender -> host time of a call."""
-        given = {name: number(value) for name, value in mapping(self.record.get("host_us")).items()}
-        return {name: value for name, value in given.items() if not math.isnan(value)}
+        times = {name: number(value) for name, value in mapping(self.record.get("host_us")).items()}
+        return {name: time_us for name, time_us in times.items() if not math.isnan(time_us)}
 
     def samples(self, contender: str) -> list[float]:
         """Raw samples in measured order, in microseconds, without invalid values."""
@@ -269,13 +283,13 @@ class SuiteRow:
     def accuracy(self, contender: str = TUNED) -> Accuracy | None:
         """The largest error of a contender; one that is not a number (NaN, null, infinity) counts as the largest."""
         by_direction = mapping(mapping(self.record.get("errors")).get(contender))
-        found = [
+        errors = [
             Accuracy(error, ", ".join(filter(None, (direction.replace("_", " "), slot, where))))
             for direction, slots in by_direction.items()
             for slot, leaf in mapping(slots).items()
             for error, where in _leaf(leaf)
         ]
-        return max(found, key=lambda a: math.inf if math.isnan(a.error) else a.error, default=None)
+        return max(errors, key=lambda a: math.inf if math.isnan(a.error) else a.error, default=None)
 
 
 def entry_row(entry: dict[str, Any]) -> SuiteRow:
@@ -293,8 +307,8 @@ def contenders(rows: Iterable[SuiteRow]) -> list[str]:
 
 
 def _by_direction(value: Any, contender: str) -> dict[str, dict[str, Any]]:
-    given = mapping(mapping(value).get(contender))
-    return {name: found for name, found in given.items() if isinstance(found, dict)}
+    by_direction = mapping(mapping(value).get(contender))
+    return {direction: record for direction, record in by_direction.items() if isinstance(record, dict)}
 
 
 def _leaf(value: Any) -> Iterator[tuple[float, str]]:
@@ -405,20 +419,20 @@ class ModelRow:
     def order(self) -> tuple[Any, ...]:
         """By model, then from the smallest structure to the largest, then by pass."""
         known = [*PASS_NAMES]
-        place = known.index(self.text("pass")) if self.text("pass") in known else len(known)
-        return (self.text("package"), self.text("model"), self.text("dtype"), self.atoms, self.text("structure"), place)
+        which = known.index(self.text("pass")) if self.text("pass") in known else len(known)
+        return (self.text("package"), self.text("model"), self.text("dtype"), self.atoms, self.text("structure"), which)
 
     @cached_property
     def contenders(self) -> dict[str, dict[str, Any]]:
         """Equitune, captured, with cuEquivariance, other paths by time, stock, the untuned default, then the failed."""
-        given = {name: mapping(found) for name, found in mapping(self.record.get("contenders")).items()}
+        cells = {name: mapping(cell) for name, cell in mapping(self.record.get("contenders")).items()}
         last = {TUNED: -3.0, CAPTURED: -2.0, JOINT: -1.0, STOCK: math.inf, DEFAULT: math.inf}
 
-        def place(name: str) -> tuple[bool, float, str]:
-            time = _positive(given[name].get("wall_ms"))
+        def rank(name: str) -> tuple[bool, float, str]:
+            time = positive(cells[name].get("wall_ms"))
             return math.isnan(time), last.get(name, time), name
 
-        return {name: given[name] for name in sorted(given, key=place)}
+        return {name: cells[name] for name in sorted(cells, key=rank)}
 
     def time_us(self, contender: str | None) -> float:
         """Wall time of one pass; NaN without a figure."""
@@ -446,14 +460,14 @@ class ModelRow:
         return self._parts(contender, "held_parts_mib")
 
     def _parts(self, contender: str | None, key: str) -> dict[str, float]:
-        found = mapping(self.contenders.get(contender or "", {}).get(key))
-        return {str(part): number(size) for part, size in found.items() if number(size) > 0}
+        sizes = mapping(self.contenders.get(contender or "", {}).get(key))
+        return {str(part): number(size) for part, size in sizes.items() if number(size) > 0}
 
     def first_call_s(self, contender: str | None) -> float:
         return self._figure(contender, "first_call_s")
 
     def _figure(self, contender: str | None, key: str) -> float:
-        return _positive(self.contenders.get(contender or "", {}).get(key))
+        return positive(self.contenders.get(contender or "", {}).get(key))
 
     def reason(self, contender: str) -> str:
         """Why a contender has no time."""
@@ -461,8 +475,21 @@ class ModelRow:
 
     def errors(self, contender: str) -> dict[str, float]:
         """Relative errors by quantity; NaN for one that is not a number."""
-        found = mapping(self.contenders.get(contender, {}).get("errors"))
-        return {str(name): number(value) for name, value in found.items()}
+        errors = mapping(self.contenders.get(contender, {}).get("errors"))
+        return {str(name): number(error) for name, error in errors.items()}
+
+    def errors_text(self, contender: str) -> str:
+        return ", ".join(f"{name} {error_text(value)}" for name, value in self.errors(contender).items())
+
+    @property
+    def holds(self) -> bool:
+        """Whether any path tells what it keeps for gradients."""
+        return any(self.held_parts(name) for name in self.contenders)
+
+    @property
+    def software(self) -> list[tuple[str, str]]:
+        versions = mapping(self.record.get("software"))
+        return sorted((str(name), str(version)) for name, version in versions.items())
 
     @property
     def best_other(self) -> str | None:
@@ -520,11 +547,6 @@ def mean_ratio(rows: Iterable[ModelRow]) -> float:
     return geometric_mean(row.ratio for row in rows)
 
 
-def _positive(value: Any) -> float:
-    found = number(value)
-    return found if found > 0 else math.nan
-
-
 # Which knobs mattered in a study: Optuna's importances, recomputed from the trial records.
 
 MIN_TRIALS = 12
@@ -561,8 +583,8 @@ def knob_importances(trials: pd.DataFrame) -> pd.DataFrame:
     timed, knobs = measured(trials), searched_knobs(trials)
     if len(timed) < MIN_TRIALS:
         knobs = {}
-    found = _ped_anova(timed, knobs) if len(knobs) > 1 else dict.fromkeys(knobs, 1.0)
-    rows = [{"importance": found[knob], "explained": explained_variance(timed, knob)} for knob in knobs]
+    importance = _ped_anova(timed, knobs) if len(knobs) > 1 else dict.fromkeys(knobs, 1.0)
+    rows = [{"importance": importance[knob], "explained": explained_variance(timed, knob)} for knob in knobs]
     frame = pd.DataFrame(rows, index=list(knobs), columns=["importance", "explained"])
     return frame.loc[frame.max(axis=1).sort_values(ascending=False, kind="stable").index]
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import re
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
@@ -57,7 +57,7 @@ class SearchSection:
 
     tuned: tuple[TunedRow, ...]
     studies: tuple[Study, ...]
-    drawn: tuple[StudyFigure, ...]
+    drawn: tuple[tuple[Study, Markup], ...]
     ranked_drawn: tuple[StudyFigures, ...]
     unreadable: int
     outcomes: tuple[Outcome, ...]
@@ -115,8 +115,11 @@ def search(data: DeviceData, sources: Sources) -> SearchSection:
     return SearchSection(
         tuned=tuple(_tuned_row(data, row, sources) for row in data.tuned),
         studies=tuple(studies),
-        drawn=tuple(_progress(study, place) for place, study in enumerate(_longest(studies))),
-        ranked_drawn=tuple(_knob_figures(study, place) for place, study in enumerate(_longest(ranked))),
+        drawn=tuple(
+            (study, charts.search_progress(study.trials, study.default_us, f"progress{index}", study.what))
+            for index, study in enumerate(_longest(studies))
+        ),
+        ranked_drawn=tuple(_knob_figures(study, index) for index, study in enumerate(_longest(ranked))),
         unreadable=data.unreadable_lines,
         outcomes=tuple(_outcomes(data.trials)),
         replays=tuple(Replay(name, record) for name, record in data.replays.items() if mapping(record.get("samplers"))),
@@ -153,12 +156,6 @@ class Study:
 
 
 @dataclass(frozen=True)
-class StudyFigure:
-    study: Study
-    figure: Markup
-
-
-@dataclass(frozen=True)
 class StudyFigures:
     """The importances of a study's knobs, and the times by value of the most important ones, by knob."""
 
@@ -185,21 +182,17 @@ def _studies(data: DeviceData) -> list[Study]:
 
 def _longest(studies: Sequence[Study]) -> list[Study]:
     """The studies with the most trials, as many as have figures, in their order."""
-    longest = sorted(range(len(studies)), key=lambda place: (-len(studies[place].trials), place))[:PANELS]
-    return [studies[place] for place in sorted(longest)]
+    longest = sorted(range(len(studies)), key=lambda index: (-len(studies[index].trials), index))[:PANELS]
+    return [studies[index] for index in sorted(longest)]
 
 
-def _progress(study: Study, place: int) -> StudyFigure:
-    return StudyFigure(study, charts.search_progress(study.trials, study.default_us, f"progress{place}", study.what))
-
-
-def _knob_figures(study: Study, place: int) -> StudyFigures:
+def _knob_figures(study: Study, index: int) -> StudyFigures:
     values = searched_knobs(study.trials)
     strips = {
-        knob: charts.knob_strip(study.trials, knob, values[knob], f"strip{place}-{knob}", study.what)
+        knob: charts.knob_strip(study.trials, knob, values[knob], f"strip{index}-{knob}", study.what)
         for knob in list(study.importances.index)[:STRIPS]
     }
-    return StudyFigures(study, charts.importance_bars(study.importances, f"importance{place}", study.what), strips)
+    return StudyFigures(study, charts.importance_bars(study.importances, f"importance{index}", study.what), strips)
 
 
 # Published entries, and the outcomes of all trials.
@@ -349,17 +342,6 @@ class Trials:
 
 
 @dataclass(frozen=True)
-class Transfer:
-    """Trials of the tuner's sampler without and with the winners of other kernels as its first ones."""
-
-    sampler: str
-    origin: str
-    starts: float
-    without: Trials
-    started: Trials
-
-
-@dataclass(frozen=True)
 class Replay:
     """The replay of one record. name: of its file."""
 
@@ -407,20 +389,13 @@ class Replay:
         return min((median for median in medians if not math.isnan(median)), default=math.nan)
 
     @property
-    def transfers(self) -> list[Transfer]:
-        """Empty without such data."""
+    def transfers(self) -> Iterator[tuple[str, str, float, Trials, Trials]]:
+        """(sampler, origin, starts, trials without, with): of starting from the winners of other kernels."""
         moved = mapping(self.record.get("transfer"))
         sampler = sampler_name(str(moved.get("sampler")))
-        return [
-            Transfer(
-                sampler=sampler,
-                origin=str(origin),
-                starts=number(mapping(result).get("starts")),
-                without=self.trials(sampler),
-                started=trials_of(mapping(mapping(result).get("trials_to")).get(NEAR)),
-            )
-            for origin, result in mapping(moved.get("from")).items()
-        ]
+        for origin, result in mapping(moved.get("from")).items():
+            started = trials_of(mapping(mapping(result).get("trials_to")).get(NEAR))
+            yield sampler, str(origin), number(mapping(result).get("starts")), self.trials(sampler), started
 
     def figure(self, identifier: str) -> Markup | None:
         """None without curves."""
