@@ -198,7 +198,7 @@ class BenchedRow:
     def strips(self) -> charts.Strips | None:
         return charts.strips({name: self.row.samples(name) for name in self.contenders}, self.row.what)
 
-    @property
+    @cached_property
     def knob_names(self) -> list[str]:
         return knob_names(self.row.schedules(TUNED).values())
 

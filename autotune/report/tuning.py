@@ -63,11 +63,11 @@ class SearchSection:
     outcomes: tuple[Outcome, ...]
     replays: tuple[Replay, ...]
 
-    @property
+    @cached_property
     def contenders(self) -> list[str]:
         return contenders(tuned.row for tuned in self.tuned)
 
-    @property
+    @cached_property
     def unit(self) -> TimeUnit:
         return unit_for(time_us for tuned in self.tuned for time_us in tuned.row.times.values())
 
@@ -82,29 +82,29 @@ class SearchSection:
         )
         return list(dict.fromkeys(failed))
 
-    @property
+    @cached_property
     def knob_names(self) -> list[str]:
         return knob_names(tuned.schedule for tuned in self.tuned)
 
-    @property
+    @cached_property
     def resource_names(self) -> list[str]:
         return plain_names(tuned.resources for tuned in self.tuned)
 
-    @property
+    @cached_property
     def ranked(self) -> list[Study]:
         return [study for study in self.studies if not study.importances.empty]
 
-    @property
+    @cached_property
     def unranked(self) -> list[Study]:
         return [study for study in self.studies if study.importances.empty]
 
-    @property
+    @cached_property
     def ranked_names(self) -> list[str]:
         """Every knob, the one first that matters most over all studies."""
         shares = pd.concat([study.importances["importance"] for study in self.ranked])
         return list(shares.groupby(level=0).sum().sort_values().index[::-1])
 
-    @property
+    @cached_property
     def replayed_samplers(self) -> list[str]:
         return list(dict.fromkeys(name for replay in self.replays for name in replay.samplers))
 
