@@ -5,7 +5,7 @@ from __future__ import annotations
 import importlib.util
 
 # Imported by these names, and distributed under them.
-TUNE = ("ase", "matplotlib", "optuna", "pandas", "rich", "scipy", "typer")
+TUNE = ("ase", "jinja2", "matplotlib", "optuna", "pandas", "rich", "scipy", "typer")
 
 
 def missing_packages() -> tuple[str, ...]:

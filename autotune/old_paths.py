@@ -131,16 +131,16 @@ MOVED: dict[str, str] = {
     ),
     "report.compare": "report.compare_page",
     "report.devices": "report.data.device_data report.data.devices",
-    "report.head": (
-        "report.sections.devices report.sections.first_screen.kernels "
-        "report.sections.first_screen.models report.sections.first_screen.reproduce "
-        "report.sections.first_screen.screen report.sections.method"
-    ),
     "report.kernels": (
         "report.sections.roofline report.sections.suite report.sections.suite_details report.sections.suite_summary"
     ),
-    "report.markup": "report.html.bars report.html.frame report.html.markup report.html.packed",
-    "report.models": "report.sections.largest report.sections.models",
+    "report.models": "report.sections.first_screen.models report.sections.largest report.sections.models",
+    "report.page": (
+        "report.head report.sections.devices report.sections.first_screen.kernels "
+        "report.sections.first_screen.reproduce report.sections.first_screen.screen report.sections.method"
+    ),
+    "report.picker": "report.html.bars",
+    "report.render": "report.html.frame report.html.markup report.html.packed report.markup",
     "report.rows": "report.data.knob_importance report.data.model_rows report.data.suite_rows",
     "report.sources": "report.html.sources",
     "report.tuning": "report.sections.replays report.sections.search report.sections.tuned_rows",
@@ -173,7 +173,6 @@ RENAMED: dict[str, dict[str, str]] = {
     "replay.defaults.choices": {"TRIED": "ANY_TRIAL"},
     "report.html.samples": {"WIDTH": "STRIPS_WIDTH", "LANE": "STRIP"},
     "report.html.suite_figures": {"LANE": "LANE_INCHES"},
-    "report.sections.devices": {"HINT": "DEVICES_HINT"},
     "report.sections.first_screen.kernels": {
         "sentence": "kernels_sentence",
         "choices": "kernel_choices",
@@ -183,13 +182,8 @@ RENAMED: dict[str, dict[str, str]] = {
     },
     "report.sections.first_screen.models": {
         "sentence": "models_sentence",
-        "choices": "model_choices",
-        "AXES": "MODEL_AXES",
         "first_of": "first_model_row",
     },
-    "report.sections.largest": {"HINT": "LARGEST_HINT"},
-    "report.sections.models": {"HINT": "MODELS_HINT"},
-    "report.sections.roofline": {"HINT": "ROOFLINE_HINT"},
 }
 _HERE = Path(__file__).parent
 _OLD = {old for names in MOVED.values() for old in names.split()}

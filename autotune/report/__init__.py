@@ -1,4 +1,4 @@
-"""The HTML report: one self-contained page per device, built from results/ alone, and pages that compare bench records.
+"""The HTML report: a page per device, built from results/ alone, and pages that compare bench records.
 
 Nothing is measured here. pandas, matplotlib and Optuna are only imported when a table or a page is built.
 """
@@ -8,15 +8,21 @@ from __future__ import annotations
 import os
 import tempfile
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from autotune.errors import ReportError
 from autotune.paths import named_in_errors
+
+if TYPE_CHECKING:
+    from autotune.report.render import Page
 
 __all__ = ["ReportError", "summary_table", "write_comparison", "write_reports"]
 
 
 def write_reports(results_dir: str | Path, reports_dir: str | Path, only: str | None = None) -> list[Path]:
     """Write ``reports_dir/DEVICE.html`` for every device in ``results_dir``; returns the paths, sorted.
+
+    What opens on the page on demand is in ``DEVICE.details.js`` and ``DEVICE.sources/`` beside it.
 
     only: the slug of the only device to write. Equal results give equal bytes. Raises ReportError for an unreadable
     results file, before any page is replaced.
@@ -29,7 +35,7 @@ def write_reports(results_dir: str | Path, reports_dir: str | Path, only: str | 
     others = all_rows(results)
     pages = {slug: build_page(load_device(results, slug), others) for slug in slugs}
     reports.mkdir(parents=True, exist_ok=True)
-    return [_publish(reports / f"{slug}.html", page) for slug, page in pages.items()]
+    return [_publish(reports, page) for page in pages.values()]
 
 
 def write_comparison(before: str | Path, after: str | Path, reports_dir: str | Path) -> Path:
@@ -43,8 +49,7 @@ def write_comparison(before: str | Path, after: str | Path, reports_dir: str | P
     page = build_comparison(compare(first, second))
     reports = Path(reports_dir)
     reports.mkdir(parents=True, exist_ok=True)
-    names = dict.fromkeys((first.slug, second.slug))
-    return _publish(reports / f"compare-{'-'.join(names)}.html", page)
+    return _publish(reports, page)
 
 
 def summary_table(results_dir: str | Path, device: str | None = None) -> str:
@@ -54,8 +59,22 @@ def summary_table(results_dir: str | Path, device: str | None = None) -> str:
     return terminal.summary_table(results_dir, device)
 
 
-def _publish(path: Path, text: str) -> Path:
-    """Write a temporary file, then rename it: a reader never sees an incomplete page."""
+def _publish(folder: Path, page: Page) -> Path:
+    """Write what stands beside a page, then the page, then remove sources that it no longer names; returns its path."""
+    files = page.files()
+    sources = folder / f"{page.name}.sources"
+    if page.sources:
+        sources.mkdir(exist_ok=True)
+    for name, text in files.items():
+        _write(folder / name, text)
+    for path in sources.glob("*.js"):
+        if f"{sources.name}/{path.name}" not in files:
+            path.unlink()
+    return folder / f"{page.name}.html"
+
+
+def _write(path: Path, text: str) -> None:
+    """Write a temporary file, then rename it: a reader never sees an incomplete one."""
     handle, name = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.", text=True)
     try:
         with named_in_errors(path), os.fdopen(handle, "w", encoding="utf-8") as file:
@@ -65,4 +84,3 @@ def _publish(path: Path, text: str) -> Path:
     except BaseException:
         Path(name).unlink(missing_ok=True)
         raise
-    return path

@@ -6,13 +6,15 @@ import contextlib
 import io
 import math
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from statistics import median
 from typing import Any
 
 import matplotlib
 import numpy as np
 import pandas as pd
+from markupsafe import Markup
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.patches import PathPatch, Rectangle
@@ -20,26 +22,23 @@ from matplotlib.path import Path as Outline
 from matplotlib.ticker import FixedLocator, FuncFormatter, MaxNLocator, NullLocator
 
 from autotune.measure.trial import STATES
-from autotune.report.markup import Cell, Markup, join, tag
-from autotune.report.rows import measured
+from autotune.report.rows import measured, value_text
 from autotune.text import (
     CAPTURED,
     DEFAULT,
-    MISSING,
     TUNED,
     bytes_text,
     contender_name,
     count,
     floored_ratio,
     geometric_mean,
-    significant,
     time_text,
 )
 
 # Figures of rows and trials: matplotlib panels as inline SVG, each about as wide as a phone.
 #
 # Small panels in a grid, unlike one wide chart, stay readable at any page width and need no legend: every bar, line and
-# lane is labelled in place. Times are given in microseconds.
+# lane is labelled where it is. Times are in microseconds.
 
 WIDTH = 3.9
 # Left edge and width of the panels over trials, as shares of the figure; line names are to their right.
@@ -132,9 +131,9 @@ def _line_names(axes: Axes, best_us: float, default_us: float) -> None:
         side = 1 if default >= best else -1
         best, default = best - side * gap / 2, default + side * gap / 2
     shift = max(0.0, 0.1 - min(value for value in (best, default) if math.isfinite(value)))
-    for place, name, time_us, ink in ((best, "best", best_us, "tuned"), (default, "default", default_us, "text")):
+    for level, name, time_us, ink in ((best, "best", best_us, "tuned"), (default, "default", default_us, "text")):
         if math.isfinite(time_us):
-            axes.annotate(f"{name}\n{time_text(time_us)}", (1.02, place + shift), xycoords="axes fraction", va="center",
+            axes.annotate(f"{name}\n{time_text(time_us)}", (1.02, level + shift), xycoords="axes fraction", va="center",
                           color=INK[ink], fontsize=7.5, linespacing=1.1)  # fmt: skip
 
 
@@ -160,25 +159,28 @@ def importance_bars(importances: pd.DataFrame, identifier: str, what: str) -> Ma
     with style():
         figure = Figure(figsize=(WIDTH, height))
         axes = figure.add_axes((0.36, 0.03 / height, 0.62, 0.3 * len(importances) / height))
-        for offset, (column, ink, _) in zip((-0.19, 0.19), measures, strict=True):
-            for place, share in enumerate(importances[column]):
-                axes.barh(place + offset, share, height=0.36, color=INK[ink])
-                axes.annotate(f"{share:.0%}", (share, place + offset), (3, 0), textcoords="offset points", va="center",
+        for offset, (measure, ink, _) in zip((-0.19, 0.19), measures, strict=True):
+            for row, share in enumerate(importances[measure]):
+                axes.barh(row + offset, share, height=0.36, color=INK[ink])
+                axes.annotate(f"{share:.0%}", (share, row + offset), (3, 0), textcoords="offset points", va="center",
                               fontsize=7, color=INK["muted"])  # fmt: skip
         widest = float(importances[["importance", "explained"]].max().max())
         axes.set(xlim=(0, 1.18 * (widest or 1.0)), ylim=(len(importances) - 0.45, -0.55), xticks=[])
         axes.set_yticks(range(len(importances)), list(importances.index), color=INK["text"])
         axes.tick_params(axis="y", length=0, labelsize=8)
         axes.spines["bottom"].set_visible(False)
-        for place, (_, ink, name) in enumerate(measures):
-            start = 0.02 + 0.5 * place
-            figure.text(start + 0.035, 1 - 0.11 / height, name, va="center", fontsize=7.5, color=INK["muted"])
-            key = Rectangle(
-                (start, 1 - 0.15 / height), 0.022, 0.08 / height, color=INK[ink], transform=figure.transFigure
-            )
-            figure.add_artist(key)
+        for column, (_, ink, name) in enumerate(measures):
+            start = 0.02 + 0.5 * column
+            _key(figure, start, 1 - 0.11 / height, 0.08 / height, ink, name, "muted")
     shares = ", ".join(f"{knob} {row.importance:.0%} and {row.explained:.0%}" for knob, row in importances.iterrows())
     return inline_svg(figure, identifier, f"Knob importances and shares of variance explained. {what}: {shares}.")
+
+
+def _key(figure: Figure, left: float, middle: float, height: float, ink: str, name: str, text: str) -> None:
+    """What a colour stands for: a box of it, then a name."""
+    corner = (left, middle - height / 2)
+    figure.add_artist(Rectangle(corner, 0.022, height, color=INK[ink], transform=figure.transFigure))
+    figure.text(left + 0.035, middle, name, va="center", fontsize=7.5, color=INK[text])
 
 
 def knob_strip(trials: pd.DataFrame, knob: str, values: Sequence[Any], identifier: str, what: str) -> Markup:
@@ -192,24 +194,18 @@ def knob_strip(trials: pd.DataFrame, knob: str, values: Sequence[Any], identifie
     with style():
         figure = Figure(figsize=(WIDTH, 1.75))
         axes = figure.add_axes((0.16, 0.2, 0.82, 0.76), yscale="log")
-        for place, value in enumerate(values):
+        for column, value in enumerate(values):
             inside = [i for i, other in enumerate(chosen) if other == value and type(other) is type(value)]
-            dots(axes, [place + spread[i] for i in inside], [times[i] for i in inside], "muted", 3.2, 0.55)
+            dots(axes, [column + spread[i] for i in inside], [times[i] for i in inside], "muted", 3.2, 0.55)
             medians.append(float(np.median(times[inside])))
-            axes.hlines(medians[-1], place - 0.36, place + 0.36, color=INK["tuned"], linewidth=1.8)
+            axes.hlines(medians[-1], column - 0.36, column + 0.36, color=INK["tuned"], linewidth=1.8)
         low, high = _limits(list(times))
         axes.set(xlim=(-0.6, len(values) - 0.4), ylim=(low, high))
         time_axis(axes.yaxis, low, high)
         step = -(-len(values) // 12)
-        axes.set_xticks(range(0, len(values), step), [_value_text(value) for value in values[::step]])
-    shown = "; ".join(f"{_value_text(v)} {time_text(m)}" for v, m in zip(values, medians, strict=True))
+        axes.set_xticks(range(0, len(values), step), [value_text(value) for value in values[::step]])
+    shown = "; ".join(f"{value_text(v)} {time_text(m)}" for v, m in zip(values, medians, strict=True))
     return inline_svg(figure, identifier, f"Times by {knob}. {what}, medians: {shown}.")
-
-
-def _value_text(value: Any) -> str:
-    if isinstance(value, bool):
-        return "on" if value else "off"
-    return significant(value) if isinstance(value, float) else str(value)
 
 
 # Figures of the suite (ratios, roofline) and of replayed searches (curves), as inline SVG.
@@ -238,17 +234,17 @@ def ratio_dots(lanes: Mapping[str, Sequence[float]], identifier: str, other: str
         axes = figure.add_axes((left, 0.34 / height, 0.88 - left, axes_height / height), xscale="log")
         axes.axvspan(low, 1, color=INK["bad"], alpha=0.1, linewidth=0)
         axes.axvline(1, color=INK["text"], linewidth=1.0)
-        for place, (name, values) in enumerate(lanes.items()):
+        for lane, (name, values) in enumerate(lanes.items()):
             # A fixed low-discrepancy offset per row, so that dots are spread equally in every build of the page.
-            spread = [place + ((0.618 * n) % 1 - 0.5) * 0.5 for n in range(len(values))]
+            spread = [lane + ((0.618 * n) % 1 - 0.5) * 0.5 for n in range(len(values))]
             for ink, chosen in (("tuned", False), ("bad", True)):
                 part = [n for n, ratio in enumerate(values) if (ratio < 1) is chosen]
                 dots(axes, [values[n] for n in part], [spread[n] for n in part], ink, 4.2, 0.75)
             mean = geometric_mean(values)
-            axes.vlines(mean, place - 0.38, place + 0.38, color=INK["text"], linewidth=1.8)
-            axes.annotate(name, (0, place), (-6, 0), xycoords=("axes fraction", "data"), textcoords="offset points",
+            axes.vlines(mean, lane - 0.38, lane + 0.38, color=INK["text"], linewidth=1.8)
+            axes.annotate(name, (0, lane), (-6, 0), xycoords=("axes fraction", "data"), textcoords="offset points",
                           ha="right", va="center")  # fmt: skip
-            axes.annotate(floored_ratio(mean), (1, place), (4, 0), xycoords=("axes fraction", "data"),
+            axes.annotate(floored_ratio(mean), (1, lane), (4, 0), xycoords=("axes fraction", "data"),
                           textcoords="offset points", va="center", fontweight="bold")  # fmt: skip
         axes.set(xlim=(low, high), ylim=(len(lanes) - 0.5, -0.5), yticks=[], xlabel=f"speed-up over {other}")
         axes.spines["left"].set_visible(False)
@@ -281,7 +277,7 @@ def roofline(
 
     ``points``: a group's name to its (bytes, bytes a second). ``peak``: of a large copy, NaN if unknown.
     """
-    every = [point for given in points.values() for point in given]
+    every = [point for group in points.values() for point in group]
     sizes, rates = ([point[axis] for point in (*every, *roof)] for axis in (0, 1))
     top = max([*rates, *([peak] if math.isfinite(peak) else [])])
     with style():
@@ -293,14 +289,12 @@ def roofline(
                           textcoords="offset points", fontsize=7.5, color=INK["muted"])  # fmt: skip
         if roof:
             axes.plot(*zip(*sorted(roof), strict=True), color=INK["text"], linewidth=1.1)
-        for place, (name, given) in enumerate(points.items()):
-            ink = GROUP_INKS[place % len(GROUP_INKS)]
-            dots(axes, [point[0] for point in given], [point[1] for point in given], ink, 4.0, 0.7)
-            start = 0.17 + 0.27 * (place % 3)
-            level = 0.965 - 0.055 * (place // 3)
-            key = Rectangle((start, level - 0.015), 0.022, 0.03, color=INK[ink], transform=figure.transFigure)
-            figure.add_artist(key)
-            figure.text(start + 0.035, level, name, fontsize=7.5, va="center")
+        for index, (name, group) in enumerate(points.items()):
+            ink = GROUP_INKS[index % len(GROUP_INKS)]
+            dots(axes, [point[0] for point in group], [point[1] for point in group], ink, 4.0, 0.7)
+            start = 0.17 + 0.27 * (index % 3)
+            level = 0.965 - 0.055 * (index // 3)
+            _key(figure, start, level, 0.03, ink, name, "text")
         axes.set(xlim=(min(sizes) / 1.4, max(sizes) * 1.4), ylim=(min(rates) / 1.4, top * 1.9),
                  xlabel="compulsory traffic")  # fmt: skip
         for axis, unit in ((axes.xaxis, ""), (axes.yaxis, "/s")):
@@ -326,10 +320,10 @@ def sampler_curves(curves: Mapping[str, Sequence[float]], identifier: str, what:
         axes.axhline(1.05, color=INK["text"], linewidth=0.8, linestyle=(0, (3, 2)))
         axes.annotate("5%", (0, 1.05), (2, 1.5), xycoords=("axes fraction", "data"), textcoords="offset points",
                       fontsize=7, color=INK["muted"])  # fmt: skip
-        for place, (name, curve) in enumerate(curves.items()):
-            ink, dashes = LINES[place % len(LINES)]
+        for index, (name, curve) in enumerate(curves.items()):
+            ink, dashes = LINES[index % len(LINES)]
             axes.step(range(1, len(curve) + 1), curve, where="post", color=INK[ink], linewidth=1.5, linestyle=dashes)
-            start = 0.13 + 0.85 * place / len(curves)
+            start = 0.13 + 0.85 * index / len(curves)
             key = figure.add_axes((start, 0.905, 0.07, 0.06))
             key.axis("off")
             key.plot([0, 1], [0, 0], color=INK[ink], linewidth=1.5, linestyle=dashes)
@@ -350,117 +344,90 @@ def _last(curve: Sequence[float]) -> str:
     return f"{curve[-1]:.2f} times" if curve and math.isfinite(curve[-1]) else "nothing timed"
 
 
-# Raw samples of one bench row: a strip plot and the numbers, by contender.
-#
-# Strips are written here and not drawn by matplotlib, because a page has hundreds, each with a few hundred dots.
+# Raw samples of one bench row: a lane of dots per contender, drawn by a template, because a page has hundreds of them.
 
-# In units of the drawing's viewBox, half a pixel each: integers, which are short, place dots precisely enough.
+# In units of the drawing's viewBox, half a pixel each: integers place dots precisely enough.
 STRIPS_WIDTH, NAMES, STRIP, AXIS = 720, 240, 30, 28
 LEAST = 0.01
 INKS = COLOURS | {"before": "muted", "after": "tuned"}
 
 
-def samples(by_contender: Mapping[str, Sequence[float]], what: str) -> Markup | None:
-    """A closed ``details``, or None if no contender has samples. ``what``: the row, in words."""
-    known = {name: list(times) for name, times in by_contender.items() if times}
-    if not known:
-        return None
-    numbers = [join((tag("dt", f"{contender_name(name)}, {len(times)}"), tag("dd", _listed(times))))
-               for name, times in known.items()]  # fmt: skip
-    note = "Deviation from each contender's median; samples run from top to bottom."
-    drawing = tag("figure", tag("figcaption", "Spread", tag("small", note)), strips(known, what))
-    listing = tag("details", tag("summary", "The numbers, in µs"), tag("dl", *numbers, class_="numbers"))
-    total = sum(map(len, known.values()))
-    return tag("details", tag("summary", f"Raw samples: {total:,}"), drawing, listing, class_="samples")
+@dataclass(frozen=True)
+class Lane:
+    """One contender's dots; beyond: those off the axis, which stand at its end in another colour."""
+
+    name: str
+    y: float
+    ink: str
+    inside: tuple[tuple[int, int], ...]
+    beyond: tuple[tuple[int, int], ...]
+    listed: str
+    samples: int
 
 
-def _listed(times: Sequence[float]) -> str:
-    return ", ".join(f"{time:g}" if time >= 1e6 else f"{time:.3f}".rstrip("0").rstrip(".") for time in times)
+@dataclass(frozen=True)
+class Strips:
+    """Lanes of raw samples in percent of a median. label: all of it in words. limit: the end of the axis."""
+
+    lanes: tuple[Lane, ...]
+    limit: float
+    label: str
+    left: int = NAMES
+    width: int = STRIPS_WIDTH
+
+    @property
+    def bottom(self) -> int:
+        return STRIP * len(self.lanes)
+
+    @property
+    def height(self) -> int:
+        return self.bottom + AXIS
+
+    @property
+    def middle(self) -> float:
+        return NAMES + (STRIPS_WIDTH - NAMES) / 2
+
+    @property
+    def samples(self) -> int:
+        return sum(lane.samples for lane in self.lanes)
 
 
-def strips(by_contender: Mapping[str, Sequence[float]], what: str, origin: str | None = None) -> Markup:
-    """One lane per contender, in percent of its median; dots beyond the axis are at its end, in another colour.
+def strips(by_contender: Mapping[str, Sequence[float]], what: str, origin: str | None = None) -> Strips | None:
+    """One lane per contender with samples; None without any. ``what``: the row, in words.
 
     ``origin``: the contender whose median all lanes use; by default each uses its own.
     """
-    shares = {name: _shares(times, by_contender[origin or name]) for name, times in by_contender.items()}
+    known = {name: times for name, times in by_contender.items() if times}
+    if not known:
+        return None
+    shares = {name: [time / median(known[origin or name]) - 1 for time in times] for name, times in known.items()}
     limit = axis_limit(list(shares.values()))
-    bottom = STRIP * len(shares)
-    middle = NAMES + (STRIPS_WIDTH - NAMES) / 2
-    parts = [tag("path", d=f"M{middle:g} 0V{bottom:g}", stroke="var(--fig-grid)", fill="none")]
-    for place, (name, given) in enumerate(shares.items()):
-        parts.append(_text(NAMES - 16, STRIP * (place + 0.72), "end", "text", contender_name(name)))
-        points = [(middle + max(-1.0, min(1.0, share / limit)) * (STRIPS_WIDTH - NAMES - 20) / 2,
-                   STRIP * (place + 0.15 + 0.7 * (n + 0.5) / len(given))) for n, share in enumerate(given)]  # fmt: skip
-        inside = [abs(share) <= limit for share in given]
-        ink = INKS.get(name, "other")
-        for wanted, colour in ((True, ink), (False, "bad")):
-            dots = _dots([point for point, fits in zip(points, inside, strict=True) if fits is wanted])
-            parts.append(tag("path", d=dots, stroke=f"var(--fig-{colour})", class_="dots") if dots else Markup(""))
-    for x, anchor, text in ((NAMES + 8, "start", f"\N{MINUS SIGN}{limit:.1%}"), (middle, "middle", "median"),
-                            (STRIPS_WIDTH - 4, "end", f"+{limit:.1%}")):  # fmt: skip
-        parts.append(_text(x, bottom + AXIS - 4, anchor, "muted", text))
+    lanes = tuple(_lane(name, index, shares[name], limit, known[name]) for index, name in enumerate(known))
     told = "; ".join(
         f"{contender_name(name)} {len(times)} samples, median {time_text(median(times))}, "
         f"from {time_text(min(times))} to {time_text(max(times))}"
-        for name, times in by_contender.items()
+        for name, times in known.items()
     )
-    return tag("svg", *parts, viewBox=f"0 0 {STRIPS_WIDTH:g} {bottom + AXIS:g}", role="img", class_="figure strips",
-               aria_label=f"Strip plot of raw samples. {what}: {told}.")  # fmt: skip
+    return Strips(lanes, limit, f"Strip plot of raw samples. {what}: {told}.")
 
 
-def _dots(points: Iterable[tuple[float, float]]) -> str:
-    """A path of zero-length strokes with round ends, in relative coordinates, which take the fewest bytes."""
-    text, before = "", (0, 0)
-    for x, y in points:
-        here = round(x), round(y)
-        text += f"m{here[0] - before[0]} {here[1] - before[1]}h0"
-        before = here
-    return text
-
-
-def _shares(times: Sequence[float], origin: Sequence[float]) -> list[float]:
-    middle = median(origin)
-    return [time / middle - 1 for time in times]
+def _lane(name: str, index: int, shares: Sequence[float], limit: float, times: Sequence[float]) -> Lane:
+    half, top, step = (STRIPS_WIDTH - NAMES - 20) / 2, STRIP * (index + 0.15), 0.7 * STRIP / len(shares)
+    middle = NAMES + (STRIPS_WIDTH - NAMES) / 2
+    inside: list[tuple[int, int]] = []
+    beyond: list[tuple[int, int]] = []
+    for sample, share in enumerate(shares):
+        x = round(middle + half * max(-1.0, min(1.0, share / limit)))
+        (inside if abs(share) <= limit else beyond).append((x, round(top + step * (sample + 0.5))))
+    listed = ", ".join(f"{time:g}" if time >= 1e6 else f"{time:.3f}".rstrip("0").rstrip(".") for time in times)
+    y, ink = STRIP * (index + 0.72), INKS.get(name, "other")
+    return Lane(contender_name(name), y, ink, tuple(inside), tuple(beyond), listed, len(times))
 
 
 def axis_limit(shares: Sequence[Sequence[float]]) -> float:
     """Wide enough for 19 of 20 samples of the widest lane, at least 1%: an outlier must not compress the rest."""
-    widest = [sorted(map(abs, given))[math.ceil(0.95 * len(given)) - 1] for given in shares]
+    widest = [sorted(map(abs, lane))[math.ceil(0.95 * len(lane)) - 1] for lane in shares]
     return max(LEAST, 1.1 * max(widest, default=0.0))
-
-
-def _text(x: float, y: float, anchor: str, ink: str, text: str) -> Markup:
-    return tag("text", text, x=f"{x:g}", y=f"{y:g}", text_anchor=anchor, fill=f"var(--fig-{ink})")
-
-
-# Table cells for knobs and resources.
-
-
-def union(mappings: Iterable[Any]) -> list[str]:
-    """Names of all plain values, in order of first appearance."""
-    names: dict[str, None] = {}
-    for mapping in mappings:
-        if isinstance(mapping, dict):
-            names |= {name: None for name, value in mapping.items() if not isinstance(value, dict | list)}
-    return list(names)
-
-
-def value_text(value: Any) -> str:
-    if isinstance(value, bool):
-        return "on" if value else "off"
-    if isinstance(value, int):
-        return f"{value:,}"
-    if isinstance(value, float):
-        return MISSING if math.isnan(value) else f"{value:,g}"
-    return MISSING if value is None else str(value)
-
-
-def knob_cell(chosen: Any, default: Any, known: bool) -> Cell:
-    """A knob's value, marked if it differs from a ``known`` default."""
-    changed = known and chosen != default
-    note = f"default {value_text(default)}" if changed else None
-    return Cell(value_text(chosen), None, note, "changed" if changed else "")
 
 
 # Convert matplotlib figures to inline SVG with CSS variables for colours.
@@ -474,6 +441,7 @@ INK = {name: f"#0{index:02x}bad"[:7] for index, name in enumerate(_NAMES, start=
 STYLE = {
     "svg.fonttype": "none",
     "svg.hashsalt": "equitune",
+    "font.sans-serif": ["DejaVu Sans"],  # measures text; the page shows its own font
     "font.size": 8.0,
     "text.color": INK["text"],
     "axes.labelcolor": INK["muted"],
@@ -501,88 +469,15 @@ def style() -> contextlib.AbstractContextManager:
 def inline_svg(figure: Figure, identifier: str, description: str) -> Markup:
     """``figure`` as an ``svg`` element whose ids start with ``identifier``; screen readers read ``description``."""
     out = io.StringIO()
-    with matplotlib.rc_context(STYLE):
-        figure.savefig(out, format="svg", transparent=True, metadata={"Date": None, "Creator": None})
+    with style():
+        figure.savefig(
+            out, format="svg", transparent=True, metadata=dict.fromkeys(("Date", "Creator", "Format", "Type"))
+        )
     text = out.getvalue()
-    (box,) = re.findall(r'viewBox="([\d. ]+)"', text)
-    body = text[text.index(">", text.index("<svg")) + 1 : text.rindex("</svg>")]
-    body = re.sub(r"<metadata>.*?</metadata>", "", body, flags=re.S)
-    body = re.sub(r"<defs>\s*<style.*?</style>\s*</defs>", "", body, flags=re.S)
-    body = _compact(_identify(body, identifier))
+    width, height = (72 * inches for inches in figure.get_size_inches())
+    body = text[text.index("</defs>") + len("</defs>") : text.rindex("</svg>")]  # the first defs style the whole page
+    body = re.sub(r'( id="|url\(#|href="#)', rf"\g<1>{identifier}-", body)
     for name, colour in INK.items():
         body = body.replace(colour, f"var(--fig-{name})")
-    return tag("svg", Markup(body), viewBox=box, role="img", aria_label=description, class_="figure")
-
-
-def _identify(body: str, identifier: str) -> str:
-    """Make ids unique on the page: referenced ids get a prefix and a number, others are removed."""
-    body = body.replace("xlink:href", "href")
-    used = dict.fromkeys(re.findall(r'(?:url\(|href=")#([^")]+)', body))
-    short = {name: f"{identifier}-{place}" for place, name in enumerate(used)}
-    body = re.sub(r'(url\(|href=")#([^")]+)', lambda match: f"{match[1]}#{short[match[2]]}", body)
-    return re.sub(r' id="([^"]+)"', lambda m: f' id="{short[m[1]]}"' if m[1] in used else "", body)
-
-
-def _compact(body: str) -> str:
-    """Shorten the SVG: coordinates in tenths of a point, no invisible elements, the page's font."""
-    body = re.sub(r"<!--.*?-->", "", body, flags=re.S)
-    body = re.sub(r"font-family: [^;\"]*;? ?", "", body)
-    body = re.sub(r"font: ([\d.]+px) [^;\"]*", r"font-size: \1", body)
-    body = re.sub(r' transform="rotate\(-0 [^)]*\)"', "", body)
-    body = re.sub(r' (?:x|y|transform|points|width|height)="[^"]*"', _rounded, body)
-    body = re.sub(r' d="([^"]*)"', lambda match: f' d="{_relative(match[1])}"', body)
-    body = re.sub(r' style="[^"]*"', lambda match: re.sub(r"(?<=[;:]) ", "", match[0]), body)
-    body = re.sub(r'<path d="[^"]*" style="fill:none"/>', "", body)
-    body = _ungrouped(re.sub(r"\s*\n\s*", " ", body).replace("> <", "><"))
-    return re.sub(r'(?:<path d="[^"]*"( [^>]*)/>)(?:<path d="[^"]*"\1/>)+', _joined, body).strip()
-
-
-def _rounded(match: re.Match[str]) -> str:
-    return re.sub(r"\d+\.\d+", lambda number: f"{float(number[0]):.1f}".removesuffix(".0"), match[0])
-
-
-def _relative(path: str) -> str:
-    """Lines in tenths of a point, in relative coordinates; paths with curves stay unchanged."""
-    tokens = path.split()
-    if set(re.findall("[A-Za-z]", path)) - set("MLz"):
-        return " ".join(tokens)
-    text, here, start, place = "", (0, 0), (0, 0), 0
-    while place < len(tokens):
-        command = tokens[place]
-        if command == "z":
-            text, here, place = text + "z", start, place + 1
-            continue
-        to = round(10 * float(tokens[place + 1])), round(10 * float(tokens[place + 2]))
-        across, down = to[0] - here[0], to[1] - here[1]
-        if command == "M":
-            text, start = f"{text}m{_tenths(across)} {_tenths(down)}", to
-        else:
-            level, upright = f"h{_tenths(across)}", f"v{_tenths(down)}"
-            text += level if down == 0 else upright if across == 0 else f"l{_tenths(across)} {_tenths(down)}"
-        here, place = to, place + 3
-    return text
-
-
-def _tenths(number: int) -> str:
-    return f"{number / 10:g}"
-
-
-def _ungrouped(body: str) -> str:
-    """Remove groups without attributes."""
-    kept: list[bool] = []
-
-    def shown(match: re.Match[str]) -> str:
-        if match[0] == "</g>":
-            return match[0] if kept.pop() else ""
-        if match[0].endswith("/>"):
-            return ""
-        kept.append(match[0] != "<g>")
-        return match[0] if kept[-1] else ""
-
-    return re.sub(r"</?g\b[^>]*>", shown, body)
-
-
-def _joined(match: re.Match[str]) -> str:
-    """Join consecutive paths of equal style into one; the first step of each is absolute."""
-    drawn = "".join("M" + path[1:] for path in re.findall(r'<path d="([^"]*)"', match[0]))
-    return f'<path d="{drawn}"{match[1]}/>'
+    opening = Markup('<svg viewBox="0 0 {:g} {:g}" role="img" aria-label="{}" class="figure">')
+    return opening.format(width, height, description) + Markup(body + "</svg>")

@@ -1,86 +1,369 @@
-"""One device's page: DeviceData as a complete, self-contained HTML document."""
+"""A device's page: its first screen, how devices compare, where the numbers come from, and all other sections."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from typing import Any
+import json
+import math
+from collections.abc import Callable, Collection, Hashable, Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any, NamedTuple, TypeVar
 
-from autotune.report.devices import DeviceData, DeviceRows
-from autotune.report.head import devices, first_screen, kernel_picker, method, provenance
-from autotune.report.kernels import roofline, suite
-from autotune.report.markup import Markup, Section, document, folded, join, tag
-from autotune.report.models import largest, models
-from autotune.report.sources import Sources, write_sources
-from autotune.report.tuning import (
-    entry_schedules,
-    failures,
-    knobs,
-    progress,
-    replays,
-    row_table,
-    winners,
+from autotune.report import kernels, models, tuning
+from autotune.report.charts import COLOURS
+from autotune.report.devices import PASSES, DeviceData, DeviceRows
+from autotune.report.picker import Bar, Choice, Command, Picker
+from autotune.report.render import Page, Section, render
+from autotune.report.rows import ModelRow, SuiteRow, mapping, rows_text
+from autotune.report.sources import write_sources
+from autotune.text import (
+    DEFAULT,
+    MISSING,
+    TUNED,
+    bytes_text,
+    contender_name,
+    count,
+    direction_name,
+    error_text,
+    floored_ratio,
+    geometric_mean,
+    kind_text,
+    ratio_text,
+    time_text,
 )
-from autotune.text import TUNED, count
+from autotune.workload.config import load_all, load_graphs
 
 
-def build_page(data: DeviceData, others: Sequence[DeviceRows] = ()) -> str:
-    """The whole document. Equal data give equal text: its date is that of the newest record.
+@dataclass(frozen=True)
+class FirstScreen:
+    """The sentence and the picker, of models if a record of them exists, else of kernels."""
+
+    sentence: str
+    picker: Picker | None
+    joint: str = ""
+    random: bool = False
+
+
+def first_screen(data: DeviceData) -> FirstScreen:
+    device = str(data.device["name"])
+    if not data.models:
+        return FirstScreen(kernels_sentence(kernel_rows(data), device), kernel_picker(data))
+    random = any(row.random for row in data.models)
+    sentence = models.models_sentence(data.models, device)
+    return FirstScreen(sentence, models.model_picker(data.models), models.joint_sentence(data.models), random)
+
+
+# Rows of kernels to pick from, and the sentence about all of them.
+
+KERNEL_AXES = ("Problem", "Graph", "Pass", "Form")
+STOCK_KERNELS = "e3nn"
+# Of rows equally near to the mean, what most readers run comes first.
+USUAL = ("force_step", "forward+backward", "forward")
+
+
+def kernel_picker(data: DeviceData) -> Picker | None:
+    """None without rows."""
+    rows = kernel_rows(data)
+    if not rows:
+        return None
+    choices = kernel_choices(rows, data.backend)
+    return Picker("kernel-rows", KERNEL_AXES, tuple(choices), first_kernel_row(rows), "extra memory")
+
+
+def kernel_rows(data: DeviceData) -> list[SuiteRow]:
+    """The bench rows, then the tuned entries that were compared with a peer and of which the bench has no row."""
+    benched = {(row.kernel, row.deterministic) for row in data.suite}
+    rows = [*data.suite, *(row for row in data.tuned if row.peer and (row.kernel, row.deterministic) not in benched)]
+    chosen = rows or data.tuned  # tuned without peers: the default alone is there to compare with
+
+    def order(row: SuiteRow) -> tuple[Any, ...]:
+        index = PASSES.index(row.which) if row.which in PASSES else len(PASSES)
+        edges = 0.0 if math.isnan(row.edges) else row.edges
+        return (row.text("label"), edges, row.graph, index, _form(row))
+
+    return sorted((row for row in chosen if row.times), key=order)
+
+
+def kernel_choices(rows: Sequence[SuiteRow], backend: str) -> list[Choice]:
+    known = shipped()
+    return [_kernel_choice(row, backend, known) for row in rows]
+
+
+def first_kernel_row(rows: Sequence[SuiteRow]) -> int:
+    """The place of the row to show first: of the usual kind, and nearest to the mean speed-up."""
+    mean = geometric_mean(row.ratio for row in rows)
+    judged = [row for row in rows if not math.isnan(row.ratio)] or list(rows)
+
+    def rank(row: SuiteRow) -> tuple[Any, ...]:
+        usual = (row.text("operation") == "conv", row.text("dtype") == "float32", not row.deterministic)
+        bars = sum(name in row.times for name in (STOCK_KERNELS, DEFAULT))
+        which = USUAL.index(row.which) if row.which in USUAL else len(USUAL)
+        off = 0.0 if math.isnan(row.ratio) else abs(math.log(row.ratio / mean))
+        return (*(not part for part in usual), -bars, which, off)
+
+    return min(range(len(rows)), key=lambda index: (rows[index] not in judged, *rank(rows[index])))
+
+
+def _form(row: SuiteRow) -> str:
+    operation = row.text("operation") or "conv"
+    kind = kind_text(None if operation == "conv" else operation, row.deterministic)
+    return ", ".join(filter(None, (kind or "convolution", row.text("dtype"), row.text("layout"))))
+
+
+def _kernel_choice(row: SuiteRow, backend: str, known: Shipped) -> Choice:
+    peers = [row.peer] if row.peer and row.peer != STOCK_KERNELS else []
+    names = [TUNED, *peers, *(name for name in (STOCK_KERNELS, DEFAULT) if name in row.times)]
+    stock = "stock, fastest peer" if row.peer == STOCK_KERNELS else "stock"
+    roles = {TUNED: "tuned", STOCK_KERNELS: stock, DEFAULT: "untuned default"}
+    bars = tuple(
+        Bar(
+            role=roles.get(name, "fastest peer"),
+            name="Equitune" if name in (TUNED, DEFAULT) else contender_name(name),
+            ink=COLOURS.get(name, "other"),
+            time_us=row.times.get(name, math.nan),
+            memory=row.memory(name),
+            reason=row.reason(name),
+        )
+        for name in names
+    )
+    keys = (row.text("label"), row.graph, direction_name(row.which), _form(row))
+    return Choice(keys, bars, tuple(_kernel_facts(row)), kernel_command(row, backend, known))
+
+
+def _kernel_facts(row: SuiteRow) -> list[str]:
+    facts = [row.size] if row.size else []
+    share = row.floor_us / row.time_us
+    if share > 0:
+        facts.append(f"memory alone takes {time_text(row.floor_us)}, {share:.0%} of Equitune's time")
+    if not math.isnan(row.order_us()):
+        facts.append(f"ordering a new graph takes {time_text(row.order_us())}")
+    worst = row.accuracy()
+    return facts if worst is None else [*facts, f"largest relative error {error_text(worst.error)}"]
+
+
+def kernels_sentence(rows: Sequence[SuiteRow], device: str) -> str:
+    """What tuning gained on all rows, in one sentence."""
+    normal = [row for row in rows if not row.deterministic]
+    judged = [row for row in normal if not math.isnan(row.ratio)]
+    if judged:
+        mean, least = geometric_mean(row.ratio for row in judged), min(row.ratio for row in judged)
+        text = f"On this {device}, Equitune's kernels are {floored_ratio(mean)} as fast as the fastest peer on the mean of {rows_text(len(judged))}, least {floored_ratio(least)}"  # noqa: E501
+        memory = geometric_mean(row.memory(TUNED) / row.memory(row.peer) for row in judged if row.memory(row.peer) > 0)
+        return text + ("." if math.isnan(memory) else f", with {ratio_text(memory)} the extra memory.")
+    timed = [row for row in normal if not math.isnan(row.default_ratio)]
+    if not timed:
+        return "No tuned time has been published for this device yet."
+    mean, least = geometric_mean(row.default_ratio for row in timed), min(row.default_ratio for row in timed)
+    return f"On this {device}, tuned kernels are {floored_ratio(mean)} as fast as the untuned default on the mean of {rows_text(len(timed))}, least {floored_ratio(least)}; no peer was timed."  # noqa: E501
+
+
+# The command that measures one row again, filled in.
+
+FILE = "row.toml"
+
+
+class Shipped(NamedTuple):
+    """What configs may name: the keys of problems by name, and the graphs."""
+
+    problems: dict[str, str]
+    graphs: Collection[str]
+
+
+def shipped() -> Shipped:
+    return Shipped({name: problem.key for name, problem in load_all().items()}, load_graphs().keys())
+
+
+def kernel_command(row: SuiteRow, backend: str, known: Shipped) -> Command:
+    """A config of this row alone and the command that reads it, or what to do if its config has names of its own."""
+    problem, graph = row.text("label"), str(mapping(row.record.get("graph")).get("name") or "")
+    own = [] if known.problems.get(problem) == row.text("problem") else [repr(problem)]
+    own += [] if graph in known.graphs else [repr(graph)]
+    if own:
+        return Command(
+            "", f"The config that was measured defines {' and '.join(own)}: run equitune bench with that file."
+        )  # noqa: E501
+    device = "cuda:0" if backend == "cuda" else "cpu"
+    lines = [f"cat > {FILE} <<'END'", *config_lines(row), "END", f"equitune bench {FILE} --device {device} --fresh"]
+    text = "The tuned schedule comes from the database, so nothing is searched. --fresh measures a stored row again."
+    return Command("\n".join(lines), text)
+
+
+def config_lines(row: SuiteRow) -> list[str]:
+    """A config with one workload and one pass."""
+    config: dict[str, Any] = {
+        "problem": row.text("label"),
+        "graph": str(mapping(row.record.get("graph")).get("name")),
+        **{key: row.text(key) for key in ("operation", "dtype", "layout")},
+        "directions": list(row.kind.passes.get(row.which, (row.which,))),
+        "passes": [row.which],
+    }
+    if row.deterministic:
+        config["deterministic"] = True
+    # Text, lists of text and true are written alike in JSON and TOML.
+    return [f"{key} = {json.dumps(value)}" for key, value in config.items()]
+
+
+# The devices of a results folder: a line per device, then what several of them measured.
+
+Row = TypeVar("Row", SuiteRow, ModelRow)
+
+
+@dataclass(frozen=True)
+class SharedLine:
+    """What several devices measured; rows: one per device, in their order, or None. keys: what it is."""
+
+    keys: tuple[str, ...]
+    rows: tuple[Any, ...]
+
+
+@dataclass(frozen=True)
+class DevicesSection:
+    devices: tuple[DeviceRows, ...]
+    models: tuple[SharedLine, ...]
+    kernels: tuple[SharedLine, ...]
+
+
+def devices(every: Sequence[DeviceRows], here: str) -> DevicesSection | None:
+    """None unless several devices have rows. ``here``: the slug of the page's device, which comes first."""
+    if len(every) < 2:
+        return None
+    ordered = sorted(every, key=lambda rows: (rows.slug != here, rows.slug))
+    return DevicesSection(tuple(ordered), tuple(_shared_models(ordered)), tuple(_shared_kernels(ordered)))
+
+
+def _shared_kernels(every: Sequence[DeviceRows]) -> list[SharedLine]:
+    """Kernels that several devices measured: of each device the row of its largest graph."""
+
+    def key(row: SuiteRow) -> tuple[str, ...]:
+        kind = kind_text(row.text("operation"), row.deterministic)
+        return (row.text("label"), kind, row.text("dtype"), row.which, row.text("problem"))
+
+    timed = ([row for row in rows.suite if row.time_us / row.edges > 0] for rows in every)
+    lines = _shared([_largest(rows, key, lambda row: row.edges) for rows in timed])
+    order = {which: index for index, which in enumerate(PASSES)}
+    return sorted(lines, key=lambda line: (*line.keys[:3], order.get(line.keys[3], 99)))
+
+
+def _shared_models(every: Sequence[DeviceRows]) -> list[SharedLine]:
+    """Models that several devices measured on the same structure."""
+
+    def key(row: ModelRow) -> tuple[str, ...]:
+        return tuple(row.text(name) for name in ("model", "structure", "pass", "dtype"))
+
+    timed = ([row for row in rows.models if row.time_us(TUNED) > 0] for rows in every)
+    return sorted(_shared([_largest(rows, key, lambda row: row.atoms) for rows in timed]), key=lambda line: line.keys)
+
+
+def _largest(rows: Iterable[Row], key: Callable[[Row], Hashable], size: Callable[[Row], float]) -> dict[Any, Row]:
+    """By key, the row of the largest size."""
+    largest: dict[Any, Row] = {}
+    for row in rows:
+        before = largest.get(key(row))
+        if size(row) > 0 and (before is None or size(row) > size(before)):
+            largest[key(row)] = row
+    return largest
+
+
+def _shared(by_device: Sequence[dict[Any, Any]]) -> list[SharedLine]:
+    """Of the keys that at least two devices have."""
+    every = dict.fromkeys(key for rows in by_device for key in rows)
+    lines = [SharedLine(key, tuple(rows.get(key) for rows in by_device)) for key in every]
+    return [line for line in lines if sum(row is not None for row in line.rows) > 1]
+
+
+# Where the numbers come from.
+
+
+@dataclass(frozen=True)
+class ProblemLine:
+    """What a label means; paths: -1 if the key does not say it, which is then the first input alone."""
+
+    label: str
+    irreps: tuple[str, ...]
+    paths: int
+    weights: str
+
+
+@dataclass(frozen=True)
+class Provenance:
+    device: tuple[tuple[str, str], ...]
+    software: tuple[tuple[str, str], ...]
+    problems: tuple[ProblemLine, ...]
+
+
+def provenance(data: DeviceData) -> Provenance:
+    versions = [("generator", ", ".join(data.met("generator")) or MISSING), *sorted(data.software.items())]
+    return Provenance(tuple(_device_facts(data)), tuple(versions), tuple(_problems(data)))
+
+
+def _device_facts(data: DeviceData) -> Iterable[tuple[str, str]]:
+    for name, value in data.device.items():
+        if not isinstance(value, dict | list) and value is not None:
+            yield name.replace("_", " "), f"{value:,}" if isinstance(value, int) else str(value)
+    bandwidths = [rate for row in data.rows if not math.isnan(rate := row.number("copy_bandwidth"))]
+    if bandwidths:
+        low, high = bytes_text(min(bandwidths)), bytes_text(max(bandwidths))
+        yield "copy bandwidth", f"{low}/s" if low == high else f"{low}/s to {high}/s"
+
+
+def _problems(data: DeviceData) -> Iterable[ProblemLine]:
+    for label, key in dict.fromkeys((row.text("label"), row.text("problem")) for row in data.rows):
+        parts = key.split("|")
+        if not label or not key:
+            continue
+        if len(parts) == 8:
+            paths = len([path for path in parts[4].split(",") if path])
+            yield ProblemLine(label, tuple(parts[1:4]), paths, parts[5])
+        else:
+            yield ProblemLine(label, (key, "", ""), -1, "")
+
+
+# All of it.
+
+
+def build_page(data: DeviceData, others: Sequence[DeviceRows] = ()) -> Page:
+    """The page of one device. Equal data give equal text: its date is that of the newest record.
 
     others: the rows of all devices of the results folder, this one's included.
     """
-    sources = write_sources(_kernels(data), data.device)
-    sections = [section for section in _sections(data, others, sources) if section.content]
-    return document(f"Equitune on {data.device['name']}", _header(data), sections, sources.packed())
-
-
-def _header(data: DeviceData) -> tuple[Markup, ...]:
-    dates = sorted({str(date)[:10] for date in data.rows["date"].dropna()})
-    span = "" if not dates else f", measured {dates[0] if len(dates) == 1 else f'{dates[0]} to {dates[-1]}'}"
-    return (
-        tag("p", f"Equitune performance report{span}", class_="meta"),
-        tag("h1", data.device["name"]),
-        first_screen(data),
+    sources = write_sources(_schedules(data), data.device)
+    shown = {
+        "models": models.models(data.models),
+        "largest": models.largest(data.largest),
+        "roofline": kernels.roofline(data),
+        "devices": devices(others, data.slug),
+    }
+    return render(
+        "device.html",
+        data.slug,
+        sources.texts,
+        data=data,
+        dates=sorted({date[:10] for date in data.met("date")}),
+        screen=first_screen(data),
+        sections=[section for section in _sections(data, others) if shown.get(section.anchor, True)],
+        picked=kernel_picker(data) if data.models else None,  # else it is the first screen
+        kernels=kernels.kernels(data.suite, sources),
+        search=tuning.search(data, sources),
+        provenance=provenance(data),
+        **shown,
     )
 
 
-def _kernels(data: DeviceData) -> Iterator[tuple[dict[str, Any], dict[str, Any]]]:
-    """Each expandable row with its tuned schedules by direction."""
+def _schedules(data: DeviceData) -> Iterator[tuple[dict[str, Any], dict[str, Any]]]:
+    """Each row that opens, with its tuned schedules by direction."""
     yield from ((row.record, row.schedules(TUNED)) for row in data.suite)
-    yield from ((entry, entry_schedules(entry)) for entry in data.entries)
+    yield from ((row.record, tuning.entry_schedules(row)) for row in data.tuned)
 
 
-def _sections(data: DeviceData, others: Sequence[DeviceRows], sources: Sources) -> Iterator[Section]:
-    hint = "Click a column head to sort. Click the line below a row to see its schedule, source and raw samples."
-    click = tag("p", hint, class_="hint screen")
-    if data.models:
-        yield Section("models", "Models", models(data.models))
-    yield Section("largest", "Largest crystal that fits", largest(data.largest))
-    picked = kernel_picker(data) if data.models else None  # else it is the first screen
-    yield Section("kernels", "Kernels", join((picked, suite(data.suite, sources))))
-    yield Section("roofline", "Roofline", roofline(data) or Markup(""), "kernels against the device's memory")
-    text = ", ".join(rows.name for rows in others)
-    yield Section("devices", "Devices compared", devices(others, data.slug) or Markup(""), text)
-    searched = f"{count(len(data.entries))} tuned kernels, {count(len(data.trials))} trials"
-    yield Section("search", "The search", _search(data, join((click, _tuned(data, sources)))), searched)
-    yield Section("method", "How it was measured", method(data), "values first, cold caches, in turns")
-    told = "device, versions, commands, generators, hashes"
-    yield Section("provenance", "Provenance", provenance(data), told)
-
-
-def _tuned(data: DeviceData, sources: Sources) -> Markup:
-    none = tag("p", "No tuned row is stored for this device.", class_="hint")
-    return row_table(data, sources) or none
-
-
-def _search(data: DeviceData, tuned: Markup) -> Markup:
-    """The story of the search, which is long and unfolds only on demand."""
-    parts = (
-        ("rows", "Every tuned row", tuned),
-        ("progress", "Progress", progress(data)),
-        ("replay", "Samplers compared", replays(data.replays)),
-        ("knobs", "Which knobs mattered", knobs(data)),
-        ("winners", "Winning schedules", winners(data)),
-        ("failures", "Outcomes and failures", failures(data)),
-    )
-    return join(tag("details", tag("summary", tag("h3", title, id=anchor)), folded(content), class_="fold")
-                for anchor, title, content in parts)  # fmt: skip
+def _sections(data: DeviceData, others: Sequence[DeviceRows]) -> list[Section]:
+    searched = f"{count(len(data.tuned))} tuned kernels, {count(len(data.trials))} trials"
+    names = ", ".join(rows.name for rows in others)
+    return [
+        Section("models", "Models", "models.html"),
+        Section("largest", "Largest crystal that fits", "largest.html"),
+        Section("kernels", "Kernels", "kernels.html"),
+        Section("roofline", "Roofline", "roofline.html", "kernels against the device's memory"),
+        Section("devices", "Devices compared", "devices.html", names),
+        Section("search", "The search", "search.html", searched),
+        Section("method", "How it was measured", "method.html", "values first, cold caches, in turns"),
+        Section("provenance", "Provenance", "provenance.html", "device, versions, commands, generators, hashes"),
+    ]

@@ -1,4 +1,4 @@
-"""The rows of a page as frozen data: of kernels and of models, and which knobs mattered."""
+"""The rows of a page as frozen data: of kernels and of models, their knobs, and which of these mattered."""
 
 from __future__ import annotations
 
@@ -15,7 +15,19 @@ import pandas as pd
 from autotune.bench.largest import is_largest
 from autotune.bench.rows import less_accurate
 from autotune.database.maintenance import hash_of_text
-from autotune.text import CAPTURED, DEFAULT, JOINT, STOCK, TUNED, geometric_mean, is_ours
+from autotune.measure.timing import LEVEL, ratio_interval
+from autotune.text import (
+    CAPTURED,
+    DEFAULT,
+    JOINT,
+    MISSING,
+    STOCK,
+    TUNED,
+    direction_name,
+    error_text,
+    geometric_mean,
+    is_ours,
+)
 from autotune.workload.kinds.base import KernelKind
 from autotune.workload.kinds.registry import KINDS, OPERATIONS, kernel_kind
 
@@ -27,11 +39,20 @@ from autotune.workload.kinds.registry import KINDS, OPERATIONS, kernel_kind
 GROUPS = {name: short for kind in KINDS for name, short in kind.groups.items()}
 
 
+def rows_text(rows: int) -> str:
+    return f"{rows} row" if rows == 1 else f"{rows} rows"
+
+
 def number(value: Any) -> float:
     """A finite float, or NaN for None, text, infinities and missing values."""
     if isinstance(value, bool) or not isinstance(value, int | float) or not math.isfinite(value):
         return math.nan
     return float(value)
+
+
+def positive(value: Any) -> float:
+    """A finite positive float, else NaN."""
+    return number(value) if number(value) > 0 else math.nan
 
 
 def mapping(value: Any) -> dict[str, Any]:
@@ -41,7 +62,7 @@ def mapping(value: Any) -> dict[str, Any]:
 
 def sample_times(value: Any) -> list[float]:
     """The valid times in a stored list of samples, without null, text and values that are not positive."""
-    return [time for item in (value if isinstance(value, list) else ()) if (time := number(item)) > 0]
+    return [number(item) for item in (value if isinstance(value, list) else ()) if number(item) > 0]
 
 
 @dataclass(frozen=True)
@@ -60,6 +81,9 @@ class SuiteRow:
 
     def text(self, key: str) -> str:
         return str(self.record.get(key) or "")
+
+    def number(self, key: str) -> float:
+        return number(self.record.get(key))
 
     @property
     def which(self) -> str:
@@ -105,8 +129,7 @@ class SuiteRow:
     @cached_property
     def times(self) -> dict[str, float]:
         """Contender -> median; NaN if it failed."""
-        given = {name: number(mapping(timing).get("time_us")) for name, timing in self._timings.items()}
-        return {name: time if time > 0 else math.nan for name, time in given.items()}
+        return {name: positive(mapping(timing).get("time_us")) for name, timing in self._timings.items()}
 
     @property
     def _timings(self) -> dict[str, Any]:
@@ -131,24 +154,23 @@ class SuiteRow:
 
     @property
     def floor_us(self) -> float:
-        floor = number(self.record.get("floor_us"))
-        return floor if floor > 0 else math.nan
+        return positive(self.record.get("floor_us"))
 
     @property
     def bytes(self) -> float:
         """Compulsory traffic."""
-        return number(self.record.get("bytes"))
+        return self.number("bytes")
 
     @property
     def copy_us(self) -> float:
         """Time of a copy of as many bytes, in the same run; NaN in older records."""
-        return number(self.record.get("copy_us"))
+        return self.number("copy_us")
 
     def order_us(self, contender: str = TUNED) -> float:
         """Time of ordering a graph that is met for the first time (``order_ms``); NaN if it was not measured."""
-        given = self.record.get("order_ms")
-        ours = given if contender == TUNED else None
-        return 1e3 * number(given.get(contender) if isinstance(given, dict) else ours)
+        order_ms = self.record.get("order_ms")
+        ours = order_ms if contender == TUNED else None  # older rows have one number, which is ours
+        return 1e3 * number(order_ms.get(contender) if isinstance(order_ms, dict) else ours)
 
     @property
     def new_graph_ratio(self) -> float:
@@ -195,8 +217,33 @@ class SuiteRow:
         """Whether it is slower than the fastest peer, or failed where a peer did not."""
         return self.ratio < 1 or (math.isnan(self.time_us) and self.peer is not None)
 
+    @property
+    def what(self) -> str:
+        """The row in words."""
+        return f"{self.text('label')} on {self.graph}, {direction_name(self.which)}"
+
+    @property
+    def least_us(self) -> float:
+        """The time of a copy of as many bytes, or of the traffic floor where it was not measured."""
+        return self.floor_us if math.isnan(self.copy_us) else self.copy_us
+
+    @property
+    def has_registers(self) -> bool:
+        return any("registers" in report for report in self.resources(TUNED).values())
+
+    @property
+    def fastest_host(self) -> str | None:
+        """The peer whose call costs the host least."""
+        peers = [name for name in self.host_us if name not in (TUNED, DEFAULT)]
+        return min(peers, key=lambda name: self.host_us[name], default=None)
+
     def memory(self, contender: str | None) -> float:
         return number(mapping(self.record.get("memory")).get(contender or ""))
+
+    @property
+    def memory_ratio(self) -> float:
+        theirs = self.memory(self.peer)
+        return self.memory(TUNED) / theirs if theirs > 0 else math.nan
 
     @property
     def exceeds_memory(self) -> bool:
@@ -206,13 +253,24 @@ class SuiteRow:
     @property
     def host_us(self) -> dict[str, float]:
         """Contender -> host time of a call."""
-        given = {name: number(value) for name, value in mapping(self.record.get("host_us")).items()}
-        return {name: value for name, value in given.items() if not math.isnan(value)}
+        times = {name: number(value) for name, value in mapping(self.record.get("host_us")).items()}
+        return {name: time_us for name, time_us in times.items() if not math.isnan(time_us)}
 
     def samples(self, contender: str) -> list[float]:
         """Raw samples in measured order, in microseconds, without invalid values."""
-        given = mapping(mapping(self.record.get("times")).get(contender)).get("samples_us")
-        return sample_times(given)
+        return sample_times(mapping(self._timings.get(contender)).get("samples_us"))
+
+    def quartiles_us(self, contender: str) -> tuple[float, float]:
+        timing = mapping(self._timings.get(contender))
+        return number(timing.get("q1_us")), number(timing.get("q3_us"))
+
+    def interval(self, contender: str) -> str:
+        """Of the ratio to the tuned time, for default and fastest peer; paired by rounds, as sampled in turn."""
+        ours, theirs = self.samples(TUNED), self.samples(contender)
+        if contender not in (DEFAULT, self.peer) or not ours or not theirs:
+            return ""
+        low, high = ratio_interval(ours, theirs, paired=True)
+        return f"{low:.3f} to {high:.3f} at {LEVEL:.0%}" if math.isfinite(high) else ""
 
     def schedules(self, contender: str) -> dict[str, dict[str, Any]]:
         """Direction -> knobs."""
@@ -225,18 +283,32 @@ class SuiteRow:
     def accuracy(self, contender: str = TUNED) -> Accuracy | None:
         """The largest error of a contender; one that is not a number (NaN, null, infinity) counts as the largest."""
         by_direction = mapping(mapping(self.record.get("errors")).get(contender))
-        found = [
+        errors = [
             Accuracy(error, ", ".join(filter(None, (direction.replace("_", " "), slot, where))))
             for direction, slots in by_direction.items()
             for slot, leaf in mapping(slots).items()
             for error, where in _leaf(leaf)
         ]
-        return max(found, key=lambda a: math.inf if math.isnan(a.error) else a.error, default=None)
+        return max(errors, key=lambda a: math.inf if math.isnan(a.error) else a.error, default=None)
+
+
+def entry_row(entry: dict[str, Any]) -> SuiteRow:
+    """A published entry as a row of its direction."""
+    times = {TUNED: entry, DEFAULT: entry.get("default"), **mapping(entry.get("peers"))}
+    times = {name: timing for name, timing in times.items() if isinstance(timing, dict)}
+    direction = str(entry.get("direction"))
+    return SuiteRow(entry | {"pass": direction, "times": times, "errors": {TUNED: {direction: entry.get("errors")}}})
+
+
+def contenders(rows: Iterable[SuiteRow]) -> list[str]:
+    """Tuned, default, then the peers, by name."""
+    names = {name for row in rows for name in row.times}
+    return [name for name in (TUNED, DEFAULT) if name in names] + sorted(names - {TUNED, DEFAULT})
 
 
 def _by_direction(value: Any, contender: str) -> dict[str, dict[str, Any]]:
-    given = mapping(mapping(value).get(contender))
-    return {name: found for name, found in given.items() if isinstance(found, dict)}
+    by_direction = mapping(mapping(value).get(contender))
+    return {direction: record for direction, record in by_direction.items() if isinstance(record, dict)}
 
 
 def _leaf(value: Any) -> Iterator[tuple[float, str]]:
@@ -256,6 +328,48 @@ def prices(rows: Iterable[SuiteRow]) -> list[tuple[SuiteRow, SuiteRow, float]]:
     normal = {row.kernel: row for row in listed if not row.deterministic}
     pairs = [(normal[row.kernel], row) for row in listed if row.deterministic and row.kernel in normal]
     return [(plain, row, row.time_us / plain.time_us) for plain, row in pairs]
+
+
+# Knobs and resources, as tables show them.
+
+
+@dataclass(frozen=True)
+class Knob:
+    """A knob's value as text; default: the default's value where it is known and another one."""
+
+    text: str
+    default: str | None
+
+
+def plain_names(records: Iterable[Any]) -> list[str]:
+    """Names of all plain values, in order of first appearance."""
+    names: dict[str, None] = {}
+    for record in records:
+        names |= {name: None for name, value in mapping(record).items() if not isinstance(value, dict | list)}
+    return list(names)
+
+
+def knob_names(schedules: Iterable[Any]) -> list[str]:
+    return [name for name in plain_names(schedules) if name != "backend"]
+
+
+def value_text(value: Any) -> str:
+    if isinstance(value, bool):
+        return "on" if value else "off"
+    if isinstance(value, int):
+        return f"{value:,}"
+    if isinstance(value, float):
+        return MISSING if math.isnan(value) else f"{value:,g}"
+    return MISSING if value is None else str(value)
+
+
+def knobs(names: Iterable[str], chosen: dict[str, Any], default: dict[str, Any]) -> tuple[Knob, ...]:
+    """One schedule's knobs; default: empty if it is not known."""
+    changed = {name for name in names if default and chosen.get(name) != default.get(name)}
+    return tuple(
+        Knob(value_text(chosen.get(name)), value_text(default.get(name)) if name in changed else None)
+        for name in names
+    )  # fmt: skip
 
 
 # A stored row of a whole model, from ``results/models/DEVICE.json``, with the values that the report needs.
@@ -309,20 +423,20 @@ class ModelRow:
     def order(self) -> tuple[Any, ...]:
         """By model, then from the smallest structure to the largest, then by pass."""
         known = [*PASS_NAMES]
-        place = known.index(self.text("pass")) if self.text("pass") in known else len(known)
-        return (self.text("package"), self.text("model"), self.text("dtype"), self.atoms, self.text("structure"), place)
+        which = known.index(self.text("pass")) if self.text("pass") in known else len(known)
+        return (self.text("package"), self.text("model"), self.text("dtype"), self.atoms, self.text("structure"), which)
 
     @cached_property
     def contenders(self) -> dict[str, dict[str, Any]]:
         """Equitune, captured, with cuEquivariance, other paths by time, stock, the untuned default, then the failed."""
-        given = {name: mapping(found) for name, found in mapping(self.record.get("contenders")).items()}
+        cells = {name: mapping(cell) for name, cell in mapping(self.record.get("contenders")).items()}
         last = {TUNED: -3.0, CAPTURED: -2.0, JOINT: -1.0, STOCK: math.inf, DEFAULT: math.inf}
 
-        def place(name: str) -> tuple[bool, float, str]:
-            time = _positive(given[name].get("wall_ms"))
+        def rank(name: str) -> tuple[bool, float, str]:
+            time = positive(cells[name].get("wall_ms"))
             return math.isnan(time), last.get(name, time), name
 
-        return {name: given[name] for name in sorted(given, key=place)}
+        return {name: cells[name] for name in sorted(cells, key=rank)}
 
     def time_us(self, contender: str | None) -> float:
         """Wall time of one pass; NaN without a figure."""
@@ -350,14 +464,14 @@ class ModelRow:
         return self._parts(contender, "held_parts_mib")
 
     def _parts(self, contender: str | None, key: str) -> dict[str, float]:
-        found = mapping(self.contenders.get(contender or "", {}).get(key))
-        return {str(part): number(size) for part, size in found.items() if number(size) > 0}
+        sizes = mapping(self.contenders.get(contender or "", {}).get(key))
+        return {str(part): number(size) for part, size in sizes.items() if number(size) > 0}
 
     def first_call_s(self, contender: str | None) -> float:
         return self._figure(contender, "first_call_s")
 
     def _figure(self, contender: str | None, key: str) -> float:
-        return _positive(self.contenders.get(contender or "", {}).get(key))
+        return positive(self.contenders.get(contender or "", {}).get(key))
 
     def reason(self, contender: str) -> str:
         """Why a contender has no time."""
@@ -365,8 +479,21 @@ class ModelRow:
 
     def errors(self, contender: str) -> dict[str, float]:
         """Relative errors by quantity; NaN for one that is not a number."""
-        found = mapping(self.contenders.get(contender, {}).get("errors"))
-        return {str(name): number(value) for name, value in found.items()}
+        errors = mapping(self.contenders.get(contender, {}).get("errors"))
+        return {str(name): number(error) for name, error in errors.items()}
+
+    def errors_text(self, contender: str) -> str:
+        return ", ".join(f"{name} {error_text(value)}" for name, value in self.errors(contender).items())
+
+    @property
+    def holds(self) -> bool:
+        """Whether any path tells what it keeps for gradients."""
+        return any(self.held_parts(name) for name in self.contenders)
+
+    @property
+    def software(self) -> list[tuple[str, str]]:
+        versions = mapping(self.record.get("software"))
+        return sorted((str(name), str(version)) for name, version in versions.items())
 
     @property
     def best_other(self) -> str | None:
@@ -424,11 +551,6 @@ def mean_ratio(rows: Iterable[ModelRow]) -> float:
     return geometric_mean(row.ratio for row in rows)
 
 
-def _positive(value: Any) -> float:
-    found = number(value)
-    return found if found > 0 else math.nan
-
-
 # Which knobs mattered in a study: Optuna's importances, recomputed from the trial records.
 
 MIN_TRIALS = 12
@@ -465,8 +587,8 @@ def knob_importances(trials: pd.DataFrame) -> pd.DataFrame:
     timed, knobs = measured(trials), searched_knobs(trials)
     if len(timed) < MIN_TRIALS:
         knobs = {}
-    found = _ped_anova(timed, knobs) if len(knobs) > 1 else dict.fromkeys(knobs, 1.0)
-    rows = [{"importance": found[knob], "explained": explained_variance(timed, knob)} for knob in knobs]
+    importance = _ped_anova(timed, knobs) if len(knobs) > 1 else dict.fromkeys(knobs, 1.0)
+    rows = [{"importance": importance[knob], "explained": explained_variance(timed, knob)} for knob in knobs]
     frame = pd.DataFrame(rows, index=list(knobs), columns=["importance", "explained"])
     return frame.loc[frame.max(axis=1).sort_values(ascending=False, kind="stable").index]
 

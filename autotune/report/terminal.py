@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from autotune.report.devices import DeviceData, device_slugs, load_device
+from autotune.report.rows import SuiteRow, contenders
 from autotune.text import (
     MISSING,
     TUNED,
@@ -43,27 +44,25 @@ def _print(console: Console, data: DeviceData) -> None:
     from rich import box
     from rich.table import Table
 
-    rows = data.rows[data.rows["source"] == "tuned"]
-    if rows.empty:
+    if not data.tuned:
         return
     table = Table(title=str(data.device["name"]), box=box.SIMPLE_HEAD, title_justify="left")
     for name in ("problem", "direction", "dtype, layout"):
         table.add_column(name, no_wrap=True)
-    peers = [name for name in data.contenders("tuned") if name != TUNED]
+    peers = [name for name in contenders(data.tuned) if name != TUNED]
     for name in ("tuned", *(f"vs {_short(name)}" for name in peers), "floor", "error"):
         table.add_column(name, justify="right")
-    for row, record in rows.iterrows():
-        tuned = data.time(row, TUNED)
-        time_us = math.nan if tuned is None else float(tuned["time_us"])
-        ratios = [_ratio(data, row, name, time_us) for name in peers]
-        floor = record["floor_us"] / time_us
-        error = error_text(record["error"]) if record["error_slot"] else MISSING
-        problem = f"{record['label']} on {record['graph'] or record['graph_class']}"
-        direction = direction_name(record["direction"])
-        direction += " deterministic" if record["deterministic"] else ""
-        share = MISSING if math.isnan(floor) else f"{floor:.0%}"
-        kind = f"{record['dtype']} {record['layout']}"
-        table.add_row(problem, direction, kind, time_text(time_us), *ratios, share, error)
+    for row in data.tuned:
+        share, worst = 1 / row.over_floor, row.accuracy()
+        table.add_row(
+            f"{row.text('label')} on {row.graph}",
+            direction_name(row.which) + (" deterministic" if row.deterministic else ""),
+            f"{row.text('dtype')} {row.text('layout')}",
+            time_text(row.time_us),
+            *(_ratio(row, name) for name in peers),
+            MISSING if math.isnan(share) else f"{share:.0%}",
+            MISSING if worst is None else error_text(worst.error),
+        )
     console.print(table)
     console.print("vs: speed-up over it; floor: traffic floor / tuned time; error: largest relative error", style="dim")
 
@@ -73,10 +72,8 @@ def _short(name: str) -> str:
     return contender_name(name).removeprefix("untuned ").replace(" ", "\n", 1)
 
 
-def _ratio(data: DeviceData, row: int, name: str, time_us: float) -> str:
-    found = data.time(row, name)
-    if found is None:
+def _ratio(row: SuiteRow, name: str) -> str:
+    if name not in row.times:
         return MISSING
-    if math.isnan(found["time_us"]):
-        return without_time(str(found["error"]))
-    return ratio_text(float(found["time_us"]) / time_us)
+    time_us = row.times[name]
+    return without_time(row.reason(name)) if math.isnan(time_us) else ratio_text(time_us / row.time_us)

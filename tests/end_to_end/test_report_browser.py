@@ -227,7 +227,7 @@ def test_a_row_opens_to_schedule_source_and_samples(visit: Any, made_up: Path) -
     strip = body.locator("svg.strips")
     assert strip.is_visible() and "tuned 20 samples, median" in (strip.get_attribute("aria-label") or "")
     dots = strip.evaluate("svg => [...svg.querySelectorAll('.dots')].map(path => path.getTotalLength() >= 0"
-                          " && path.getAttribute('d').split('m').length - 1)")  # fmt: skip
+                          " && path.getAttribute('d').split('M').length - 1)")  # fmt: skip
     assert sum(dots) == 100, "a dot a sample"
     body.locator("summary", has_text="The numbers").click()
     shown = body.locator(".numbers dd").first.text_content() or ""

@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from browser import needs_chromium, show, table_of
+from browser import needs_chromium, show, table_of, unfolded
 from model_samples import all_rows, write_models
 from report_samples import measured_row, suite_row, write_results, write_suite
 
@@ -43,6 +43,7 @@ def lines(page: Any) -> list[str]:
 
 def pick(page: Any, axis: str, value: str) -> None:
     page.locator(".picker").first.locator("label", has_text=axis).locator("select").select_option(value)
+    unfolded(page)
 
 
 def offered(page: Any, axis: str) -> list[str]:

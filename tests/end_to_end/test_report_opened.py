@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import html
 import json
 import re
 from pathlib import Path
@@ -14,60 +15,67 @@ from report_samples import (
     HOST_KNOBS,
     KEY,
     SLUG,
+    Page,
+    details_of,
     measured_row,
     page_of,
     sampled,
+    source_of,
     suite_row,
     unfolded,
-    unpacked,
     write_results,
+    write_suite,
 )
 
 from autotune.database.maintenance import facts_of_record, hash_of_text, source_text
-from autotune.report.charts import axis_limit, samples, strips
-from autotune.report.markup import folded, join, tag, unfolding
-from autotune.report.sources import KernelSource, Sources, pack, write_sources
+from autotune.report import write_reports
+from autotune.report.charts import axis_limit, strips
+from autotune.report.render import Details, environment
+from autotune.report.render import Page as Rendered
+from autotune.report.sources import KernelSource, Sources, write_sources
 from autotune.workload.config import find_problem
 from kernelgen.kernels.product.schedule import schedule_from_dict
 from kernelgen.version import GENERATOR_VERSION
 
 REPORTS, RESULTS = (ROOT / folder for folder in ("reports", "results"))
-MOST_BYTES = 3_000_000
+MOST_BYTES = 1_500_000
 ROW = measured_row("a", "carbon", "forward")
 SCHEDULES = ROW["schedules"]["equitune"]
 
 
-def texts_of(data: dict[str, Any]) -> dict[str, str]:
-    """What the page's script makes of the sources' block."""
-    written: list[str] = []
-    new, texts = iter(data["lines"]), {}
-    for name, pairs in data["copies"].items():
-        start = len(written)
-        for back, count in zip(pairs[::2], pairs[1::2], strict=True):
-            for _ in range(count):
-                written.append(written[-back] if back else next(new))
-        texts[name] = "\n".join(written[start:])
-    assert next(new, None) is None
-    return texts
+def shown(rows: dict, schedules: dict, device: dict = DEVICE) -> str:
+    """What a row shows of its sources."""
+    macros: Any = environment().get_template("macros.html").module
+    return str(macros.sources(write_sources([(rows, schedules)], device).of(rows, schedules)))
 
 
-def test_packed_texts_come_back_and_common_lines_are_held_once() -> None:
-    common = "".join(f"line {n} of the header, which all sources have\n" for n in range(500))
-    texts = {str(n): f"// {n}\n{common}\n\nlast {n}" for n in range(20)} | {"empty": "", "same": "a\na\nb\na\n"}
-    packed = pack(texts)
-    assert texts_of(json.loads(json.dumps(packed))) == texts
-    assert len(packed["lines"]) == 500 + 20 + 1 + 20 + 2, "each line once"
-    assert len(packed["copies"]["7"]) == 2 * 3, "first line, the common ones, last line"
+def test_parts_and_sources_come_back(tmp_path: Path) -> None:
+    parts = {"0": '</script> <!-- \N{MINUS SIGN} "quoted"', "rows-1": ""}
+    page = Rendered("name", "<p>", parts, {"abc": "a\n</script>\n\n\\"})
+    for name, text in page.files().items():
+        (tmp_path / name).parent.mkdir(exist_ok=True)
+        (tmp_path / name).write_text(text, encoding="utf-8")
+    assert details_of(tmp_path / "name.html") == parts
+    assert source_of(tmp_path / "name.html", "abc") == "a\n</script>\n\n\\"
+    assert list(page.files())[-1] == "name.html", "what it needs is there before it"
 
 
-def test_folded_parts_come_back_and_nothing_in_a_block_ends_it() -> None:
-    parts = [tag("p", f"{n} </script> <!-- \N{MINUS SIGN}", title="quoted") for n in range(300)]
-    page = join(tag("details", folded(part)) for part in parts)
-    visible, block = unfolding(page)
-    assert block is not None and "quoted" not in visible + block and "<fold" not in visible
-    assert not set("<") & set(re.sub("^<[^>]*>|</script>$", "", block)), "but for its own element"
-    assert unfolded(visible + block) == page.replace("<fold>", "").replace("</fold>", "") + block
-    assert unfolding(tag("p", "plain")) == ("<p>plain</p>", None) and folded(None) is None
+def test_what_folds_within_a_fold_is_a_part_of_its_own() -> None:
+    details = Details()
+    outer = details.fold(lambda: f"<i>{details.fold(lambda: '<b>quoted</b>')}</i>")
+    assert "quoted" not in outer + details.parts["0"]
+    assert unfolded(outer, details.parts) == "<i><b>quoted</b></i>"
+
+
+def test_a_source_that_no_row_has_any_more_is_removed(tmp_path: Path) -> None:
+    reports = tmp_path / "reports"
+    results = write_suite(tmp_path / "results", [ROW])
+    (path,) = write_reports(results, reports)
+    (source,) = (reports / f"{SLUG}.sources").iterdir()
+    assert "// problem: " in source_of(path, source.stem)
+    write_suite(results, [suite_row("a", "carbon", "forward")])
+    write_reports(results, reports)
+    assert not source.exists()
 
 
 def test_the_source_is_what_the_generator_compiles() -> None:
@@ -76,18 +84,14 @@ def test_the_source_is_what_the_generator_compiles() -> None:
     assert isinstance(source, KernelSource) and "// problem: " in source.text
     kernel = (find_problem(KEY), "conv", "forward", "float32", ROW["layout"], False, schedule_from_dict(HOST_KNOBS))
     assert source.hash == hash_of_text(source_text(*kernel, facts_of_record(DEVICE))) == hash_of_text(source.text)
-    shown = found.of(ROW, SCHEDULES)
-    assert found.written(ROW, SCHEDULES) and shown is not None and source.hash in shown
-    packed = found.packed()
-    assert packed is not None and texts_of(unpacked(packed, "sources")) == {source.hash: source.text}
+    assert found.texts == {source.hash: source.text}
+    assert source.hash in shown(ROW, SCHEDULES) and f"{source.lines:,} lines" in shown(ROW, SCHEDULES)
 
 
 def test_another_generator_than_the_rows_is_told() -> None:
-    found = write_sources([(ROW, SCHEDULES)], DEVICE)
-    other = found.of(ROW, SCHEDULES) or ""
-    assert f"written by generator {GENERATOR_VERSION}; measured with generator 0.2.0+0123456789" in other
-    same = found.of(ROW | {"generator": GENERATOR_VERSION}, SCHEDULES) or ""
-    assert "the row was measured with" not in same
+    other = f"written by generator {GENERATOR_VERSION}; measured with generator 0.2.0+0123456789"
+    assert other in shown(ROW, SCHEDULES)
+    assert "measured with" not in shown(ROW | {"generator": GENERATOR_VERSION}, SCHEDULES)
 
 
 @pytest.mark.parametrize(
@@ -95,35 +99,36 @@ def test_another_generator_than_the_rows_is_told() -> None:
     [
         (ROW, {"forward": HOST_KNOBS | {"path_groups": 7}}, DEVICE, "path_groups=7"),
         (ROW, {"forward": HOST_KNOBS | {"knob": 7}}, DEVICE, "knob"),
-        (ROW, {"sideways": HOST_KNOBS}, DEVICE, "direction &#x27;sideways&#x27; is not among"),
+        (ROW, {"sideways": HOST_KNOBS}, DEVICE, "direction 'sideways' is not among"),
         (ROW, {"forward": None}, DEVICE, "which is not complete"),
         (ROW | {"problem": None}, SCHEDULES, DEVICE, "which is not complete"),
         (ROW | {"problem": "no such"}, SCHEDULES, DEVICE, "unknown problem"),
-        (ROW | {"operation": "other"}, SCHEDULES, DEVICE, "operation is &#x27;other&#x27;"),
+        (ROW | {"operation": "other"}, SCHEDULES, DEVICE, "operation is 'other'"),
         (ROW, SCHEDULES, {"name": "nameless"}, "device field backend is None"),
     ],
 )
 def test_a_source_that_cannot_be_written_says_why(row: dict, schedules: dict, device: dict, reason: str) -> None:
-    found = write_sources([(row, schedules)], device)
-    shown = found.of(row, schedules)
-    assert shown is not None and f"generator {GENERATOR_VERSION} cannot write it: " in shown and reason in shown
-    assert not found.written(row, schedules) and found.packed() is None and "<details" not in shown
+    text = html.unescape(shown(row, schedules, device))
+    assert f"generator {GENERATOR_VERSION} cannot write it: " in text and reason in text and "<details" not in text
+    assert write_sources([(row, schedules)], device).texts == {}
 
 
 def test_rows_without_schedules_have_no_source() -> None:
-    assert write_sources([(ROW, {})], DEVICE).of(ROW, {}) is None
-    assert Sources().of(ROW, SCHEDULES) is None
+    assert write_sources([(ROW, {})], DEVICE).of(ROW, {}) == [] == Sources().of(ROW, SCHEDULES)
 
 
 def test_every_sample_is_a_dot_and_a_number() -> None:
-    given = {"equitune": sampled(50.0)["samples_us"], "e3nn": [3.0] * 7}
-    drawn = strips(given, "a row")
-    assert len(re.findall("h0", drawn)) == 27 and drawn.count("var(--fig-bad)") == 1, "the outlier is in another ink"
-    assert "e3nn 7 samples, median 3.00" in drawn and "from 3.00" in drawn
-    shown = samples(given, "a row") or ""
-    numbers = re.findall(r"<dd>([^<]*)</dd>", shown)
-    assert [[float(number) for number in line.split(", ")] for line in numbers] == list(given.values())
-    assert samples({"equitune": []}, "a row") is None
+    times = {"equitune": sampled(50.0)["samples_us"], "e3nn": [3.0] * 7}
+    drawn = strips(times, "a row")
+    assert drawn is not None and drawn.samples == 27
+    assert [(len(lane.inside), len(lane.beyond)) for lane in drawn.lanes] == [(19, 1), (7, 0)]
+    assert "e3nn 7 samples, median 3.00" in drawn.label and "from 3.00" in drawn.label
+    macros: Any = environment().get_template("macros.html").module
+    text = str(macros.samples(drawn))
+    assert text.count("h0") == 27 and text.count("var(--fig-bad)") == 1, "the outlier is in another ink"
+    numbers = re.findall(r"<dd>([^<]*)</dd>", text)
+    assert [[float(number) for number in line.split(", ")] for line in numbers] == list(times.values())
+    assert strips({"equitune": []}, "a row") is None
 
 
 def test_a_lone_outlier_does_not_set_the_axis() -> None:
@@ -158,7 +163,7 @@ def pages_of_kernels() -> list[Path]:
 @pytest.mark.parametrize("page", pages_of_kernels(), ids=lambda path: path.stem)
 def test_a_shipped_page_is_small_and_shows_every_row_of_its_record(page: Path) -> None:
     assert page.stat().st_size < MOST_BYTES
-    text = unfolded(page.read_text(encoding="utf-8"))
+    text = Page(page).text
     database = json.loads((RESULTS / f"{page.stem}.json").read_text())
     bench = json.loads((RESULTS / "bench" / page.name).with_suffix(".json").read_text())
     for caption, records in (("Tuned rows", database["entries"]), ("Every row of the bench", bench["rows"])):

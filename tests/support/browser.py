@@ -24,7 +24,7 @@ MISSING = [
     *(["a chromium, chromium-browser or google-chrome in PATH"] if CHROMIUM is None else []),
 ]
 needs_chromium = pytest.mark.skipif(bool(MISSING), reason=f"not installed: {', '.join(MISSING)}")
-# Load only the page: no updates, no first-run pages. No sandbox, because root has none in containers.
+# Load only the page and its files: no updates, no first-run pages. No sandbox, because root has none in containers.
 ARGUMENTS = (
     *("--no-sandbox", "--disable-gpu", "--disable-quic", "--no-first-run", "--disable-background-networking"),
     *("--disable-component-update", "--disable-sync"),
@@ -42,7 +42,7 @@ def browser() -> Iterator[Any]:
 
 @pytest.fixture
 def visit(browser: Any) -> Iterator[Any]:
-    """Open a page; at the end of the test it must have no errors and must have loaded nothing else."""
+    """Open a page; at the end of the test it must have no errors and must have loaded nothing but its files."""
     contexts, faults = [], []
 
     def opened(path: Path, width: int = 1280, **options: Any) -> Page:
@@ -51,7 +51,8 @@ def visit(browser: Any) -> Iterator[Any]:
         page, address = context.new_page(), path.as_uri()
         page.on("console", lambda message: faults.append(f"console: {message.text}"))
         page.on("pageerror", lambda error: faults.append(f"error: {error}"))
-        page.on("request", lambda asked: asked.url.split("#")[0] == address or faults.append(f"asked: {asked.url}"))
+        beside = tuple(f"{address.removesuffix('.html')}.{end}" for end in ("html", "details.js", "sources/"))
+        page.on("request", lambda asked: asked.url.startswith(beside) or faults.append(f"asked: {asked.url}"))
         page.on("requestfailed", lambda asked: faults.append(f"failed: {asked.url}"))
         page.goto(address)
         return page
@@ -103,6 +104,7 @@ def unfolded(page: Page) -> None:
     page.evaluate(
         """async () => {
             const waits = () => [...document.querySelectorAll("[data-part]")].some(p => p.closest("details").open)
+                || document.querySelector("[aria-busy=true]")
                 || [...document.querySelectorAll("[data-source][open] code")]
                 .some(code => code.textContent.startsWith("It unfolds"));
             while (waits()) await new Promise(requestAnimationFrame);

@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-import base64
 import json
 import math
 import random
 import re
-import zlib
 from collections import Counter
 from html.parser import HTMLParser
 from pathlib import Path
@@ -111,30 +109,41 @@ def write(path: Path, data: Any) -> None:
     path.write_text(json.dumps(data))
 
 
-def unpacked(page: str, name: str) -> Any:
-    """A data block of a page, as the page's script reads it."""
-    found = re.search(rf'<script type="text/plain" id="{name}" data-bytes="(\d+)">([^<]*)</script>', page)
-    assert found is not None, name
-    return json.loads(zlib.decompress(base64.b85decode(found[2].replace(",", "<"))[: int(found[1])]))
+def details_of(path: Path) -> dict[str, str]:
+    """What opens on a page on demand, by id."""
+    return handed_over(path.with_name(f"{path.stem}.details.js"), "details")[0]
 
 
-def unfolded(page: str) -> str:
-    """A page with everything open except sources."""
-    if 'id="parts"' not in page:
-        return page
-    parts = unpacked(page, "parts")
-    place, found = re.compile(r'<p class="hint" data-part="(\d+)">[^<]*</p>'), 1
-    while found:
-        page, found = place.subn(lambda match: parts[int(match[1])], page)
-    return page
+def source_of(path: Path, name: str) -> str:
+    """A source of a page, by its hash."""
+    hash, lines = handed_over(path.with_name(f"{path.stem}.sources") / f"{name}.js", "source")
+    assert hash == name
+    return "\n".join(lines)
+
+
+def handed_over(path: Path, function: str) -> list[Any]:
+    """The arguments with which a file beside a page calls a function of it."""
+    text = path.read_text(encoding="utf-8") if path.exists() else f"{function}({{}});\n"
+    assert text.startswith(f"{function}(") and text.endswith(");\n")
+    return json.loads(f"[{text[len(function) + 1 : -3]}]")
+
+
+def unfolded(text: str, parts: dict[str, str]) -> str:
+    """HTML with everything open except sources."""
+    place, count = re.compile(r'<p class="hint" data-part="(\d+)">[^<]*</p>'), 1
+    while count:
+        text, count = place.subn(lambda match: parts[match[1]], text)
+    return text
 
 
 class Page(HTMLParser):
     """Balance, ids, references, loaded addresses and the records' numbers of one page."""
 
-    def __init__(self, text: str) -> None:
+    def __init__(self, path: Path) -> None:
         super().__init__()
-        text = unfolded(text)
+        parts = details_of(path)
+        text = unfolded(path.read_text(encoding="utf-8"), parts)
+        self.parts = parts
         self.text, self.open, self.words = text, [], []  # type: ignore[var-annotated]
         self.counts: Counter[str] = Counter()
         self.ids: list[str] = []
@@ -169,13 +178,20 @@ class Page(HTMLParser):
         assert self.open and self.open[-1] == name, f"</{name}> closes {self.open[-1:]}"
         self.open.pop()
 
+    def choices(self, name: str) -> dict[str, Any]:
+        """What a reader can pick: the names of the axes, the place of the first row, and the keys and HTML of each."""
+        found = re.search(rf'<script type="application/json" id="{name}">([^<]*)</script>', self.text)
+        assert found is not None, name
+        data = json.loads(found[1])
+        return data | {"rows": [[*keys, self.parts[f"{name}-{n}"]] for n, keys in enumerate(data["rows"])]}
+
     def handle_data(self, data: str) -> None:
         self.words.append(data)
 
 
 def page_of(results: Path, reports: Path) -> Page:
     (path,) = write_reports(results, reports)
-    return Page(path.read_text(encoding="utf-8"))
+    return Page(path)
 
 
 GRAPHS = {

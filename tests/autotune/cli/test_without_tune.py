@@ -116,7 +116,7 @@ def test_a_function_that_needs_them_raises_a_typed_error(monkeypatch: pytest.Mon
 def test_tuning_a_model_says_what_is_missing() -> None:
     lines = ("import torch", "from autotune import tune_model", "tune_model(torch.nn.Identity(), torch.zeros(1))")
     done = run_hidden(TUNE[:2], "\n".join(lines))
-    assert "ToolMissingError: tune_model needs ase, matplotlib; install with: pip install" in done.stderr
+    assert "ToolMissingError: tune_model needs ase, jinja2; install with: pip install" in done.stderr
 
 
 def test_they_are_what_the_extra_installs() -> None:

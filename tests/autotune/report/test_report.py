@@ -12,11 +12,10 @@ from report_samples import DEVICE, SLUG, Page, page_of, write, write_results
 
 from autotune.compare.comparison import LEFT_OUT
 from autotune.errors import ReportError
-from autotune.report import head as kernels
+from autotune.report import page as kernels
 from autotune.report import summary_table, write_reports
 from autotune.report.devices import load_device
 from autotune.report.rows import knob_importances
-from autotune.report.tuning import best_peer
 from autotune.text import error_text, geometric_mean, ratio_text, time_text
 from autotune.tune import settings as progress
 
@@ -56,12 +55,12 @@ def test_every_row_with_its_recorded_numbers(results: Path, page: Page) -> None:
     data = load_device(results, SLUG)
     assert len(data.rows) == 8 and page.counts["svg"] == 2 + 6 + 6 * 3
     shown = {float(value) for value in page.values if re.fullmatch(r"[\d.e+-]+", value)}
-    for time_us in data.times["time_us"].dropna():
-        assert time_us in shown
-    for row, record in data.rows.iterrows():
-        found = best_peer(data, row)
-        assert found is not None and found[0] == "cuequivariance-naive" and found[1] in shown
-        assert math.isnan(record["error"]) or record["error"] in shown
+    for row in data.rows:
+        assert {time_us for time_us in row.times.values() if not math.isnan(time_us)} <= shown
+        assert row.peer == "cuequivariance-naive" and row.ratio in shown
+        worst = row.accuracy()
+        assert worst is None or worst.error in shown
+    assert sum(row.accuracy() is not None for row in data.rows) == 6
     text = " ".join(page.words)
     for words in (
         "mace-made-up",
@@ -116,7 +115,11 @@ def test_equal_results_give_equal_bytes(tmp_path: Path) -> None:
     results = write_results(tmp_path / "results", ("mace-made-up",), trials=20)
     first = write_reports(results, tmp_path / "a")[0].read_bytes()
     assert write_reports(results, tmp_path / "b")[0].read_bytes() == first
-    assert [path.name for path in (tmp_path / "a").iterdir()] == [f"{SLUG}.html"]
+    assert {path.name for path in (tmp_path / "a").iterdir()} == {
+        f"{SLUG}.{end}" for end in ("html", "details.js", "sources")
+    }
+    for path in (path for path in (tmp_path / "a").rglob("*") if path.is_file()):
+        assert path.read_bytes() == (tmp_path / "b" / path.relative_to(tmp_path / "a")).read_bytes()
     assert write_reports(results, tmp_path / "c", only="another-device") == []
     assert [path.stem for path in write_reports(results, tmp_path / "c", only=SLUG)] == [SLUG]
 

@@ -127,12 +127,12 @@ def test_what_is_no_record_is_refused(tmp_path: Path) -> None:
 def test_records_without_a_row_in_common_still_leave_a_page(tmp_path: Path) -> None:
     before, after = sides()
     folders = write_suite(tmp_path / "a", before[-1:]), write_suite(tmp_path / "b", after[-1:])
-    page = Page(write_comparison(*folders, tmp_path / "reports").read_text())
+    page = Page(write_comparison(*folders, tmp_path / "reports"))
     assert "no row in common" in " ".join(page.words) and page.counts["section"] == 5
 
 
 def test_the_page_is_sound_and_says_what_was_compared(path: Path) -> None:
-    page = Page(path.read_text())
+    page = Page(path)
     text = " ".join(" ".join(page.words).split())
     assert path.name == "compare-made-up-cpu-2-cores.html" and page.loaded == [] and page.unlabelled == 0
     assert len(page.ids) == len(set(page.ids)) and page.targets <= set(page.ids)

@@ -6,6 +6,7 @@ import html
 import json
 import math
 import re
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -13,17 +14,17 @@ import pytest
 import tomllib
 from model_samples import all_rows, figures, model_row, write_models
 from places import ROOT
-from report_samples import DEVICE, SLUG, Page, page_of, suite_row, unpacked, write_results, write_suite
+from report_samples import DEVICE, SLUG, Page, page_of, suite_row, write_results, write_suite
 
-from autotune.report import head as devices
-from autotune.report import head as kernels
-from autotune.report import head as models
-from autotune.report import write_reports
+from autotune.report import models, write_reports
+from autotune.report import page as kernels
 from autotune.report.devices import DeviceRows, load_device
-from autotune.report.head import config_lines, kernel_command, shipped
-from autotune.report.kernels import details, summary
-from autotune.report.markup import bars, picker
-from autotune.report.models import models as models_section
+from autotune.report.kernels import BenchedRow, KernelsSection
+from autotune.report.kernels import kernels as kernels_section
+from autotune.report.page import config_lines, kernel_command, shipped
+from autotune.report.picker import Choice
+from autotune.report.render import Page as Rendered
+from autotune.report.render import environment, render
 from autotune.report.rows import NOTHING_TUNED, ModelRow, SuiteRow, model_rows
 from autotune.report.sources import Sources
 from autotune.text import floored_ratio
@@ -34,6 +35,31 @@ BENCHES = sorted((ROOT / "results" / "bench").glob("*.json"))
 
 def plain(markup: str) -> str:
     return re.sub(r"\s+", " ", html.unescape(re.sub(r"<[^>]+>", " ", markup))).replace("\N{NO-BREAK SPACE}", " ")
+
+
+def macro(template: str, name: str, *shown: Any) -> str:
+    return str(getattr(environment().get_template(template).module, name)(*shown))
+
+
+def bars(choice: Choice, memory: str) -> str:
+    return macro("picker.html", "bars", choice, memory)
+
+
+def opened(page: Rendered) -> str:
+    return page.text + " ".join(page.parts.values())
+
+
+def models_section(rows: Sequence[ModelRow]) -> str:
+    return opened(render("models.html", "x", {}, models=models.models(rows)))
+
+
+def details(row: SuiteRow) -> str:
+    return macro("kernels_tables.html", "details", BenchedRow(row, ()))
+
+
+def means(rows: Sequence[SuiteRow]) -> str:
+    section: KernelsSection = kernels_section(rows, Sources())
+    return macro("kernels_tables.html", "means", section)
 
 
 @pytest.fixture(scope="module")
@@ -48,7 +74,7 @@ def test_models_come_first_and_kernels_keep_a_picker(page: Page) -> None:
     first, rest = page.text.split("<main>")
     assert 'data-rows="model-rows"' in first and 'data-rows="kernel-rows"' not in first
     assert 'data-rows="kernel-rows"' in rest and '<h2 id="models">' in rest and '<h2 id="roofline">' in rest
-    assert models.RANDOM in page.words
+    assert any(words.startswith("The models have their published hyperparameters") for words in page.words)
     assert not {"nan", "none", "null", "inf"} & {words.strip().lower() for words in page.words}
 
 
@@ -88,7 +114,7 @@ def test_the_first_row_is_a_usual_one_near_the_mean() -> None:
 
 def test_four_bars_with_times_and_ratios() -> None:
     row = ModelRow(model_row("made-up-mace", "made-up-molecule", "energy_forces"))
-    (choice,) = models.model_choices([row])
+    choice = models.model_choice(row)
     assert [(bar.name, bar.role) for bar in choice.bars] == [
         *(("Equitune", "tuned"), ("cuEquivariance", "fastest other path")),
         *(("MACE", "stock"), ("Equitune", "untuned default")),
@@ -115,7 +141,7 @@ def test_a_device_without_tuned_entries_and_with_stock_alone_is_told_as_such() -
     said = models.models_sentence(rows, "X")
     assert said.startswith("On this X, Equitune runs 1 model 12× as fast as stock on the mean, least 12×")
     assert said.endswith("Nothing was tuned on it.")
-    (choice, _) = models.model_choices(rows)
+    choice = models.model_choice(rows[0])
     assert [(bar.name, bar.role) for bar in choice.bars] == [
         ("Equitune", "not tuned on this device"),
         ("MACE", "stock"),
@@ -125,7 +151,8 @@ def test_a_device_without_tuned_entries_and_with_stock_alone_is_told_as_such() -
     assert "stock's time over Equitune's" in section and "Speed-up over stock" in section
     assert "other path" not in section
     (device,) = [DeviceRows("x", {"name": "X"}, (), tuple(rows))]
-    assert "12× over stock" in plain(str(devices.devices((device, device), "x")))
+    shown = render("devices.html", "x", {}, devices=kernels.devices((device, device), "x"))
+    assert "12× over stock" in plain(shown.text)
 
 
 def test_equitune_with_cuequivariance_is_no_other_path() -> None:
@@ -133,7 +160,7 @@ def test_equitune_with_cuequivariance_is_no_other_path() -> None:
     row["contenders"]["equitune+cuequivariance"] = row["contenders"]["equitune"] | {"wall_ms": 8.0}
     (made,) = model_rows({"rows": [row]})
     assert (made.best_other, made.fastest) == ("cuequivariance", "cuequivariance")
-    (choice,) = models.model_choices([made])
+    choice = models.model_choice(made)
     assert [(bar.name, bar.role) for bar in choice.bars][:3] == [
         ("Equitune", "tuned"),
         ("Equitune with cuEquivariance", models.JOINT_ROLE),
@@ -148,7 +175,7 @@ def test_equitune_with_cuequivariance_is_no_other_path() -> None:
 def test_a_ratio_beside_a_bar_never_reads_better_than_it_is() -> None:
     row = model_row("made-up-mace", "made-up-molecule", "energy_forces", 1.0)
     row["contenders"]["cuequivariance"]["wall_ms"] = 0.9999 * row["contenders"]["equitune"]["wall_ms"]
-    (choice,) = models.model_choices([ModelRow(row)])
+    choice = models.model_choice(ModelRow(row))
     assert "0.99× as fast" in plain(bars(choice, "")) and 'class="times slow"' in bars(choice, "")
 
 
@@ -157,7 +184,7 @@ def test_a_captured_step_has_a_bar_of_its_own() -> None:
     ours = record["contenders"]["equitune"]["wall_ms"]
     record["contenders"]["equitune-captured"] = figures(ours / 10, 21)
     row = ModelRow(record)
-    (choice,) = models.model_choices([row])
+    choice = models.model_choice(row)
     assert [(bar.name, bar.role) for bar in choice.bars][1] == ("Equitune", "captured: one launch a step")
     assert row.best_other == "cuequivariance" and "captured, a step is 15× as fast as cuEquivariance" in choice.facts
     text = plain(bars(choice, "peak memory"))
@@ -166,18 +193,18 @@ def test_a_captured_step_has_a_bar_of_its_own() -> None:
     assert "other path / captured" in section and "2.00 ms 15×" in section
     training = model_row("made-up-mace", "made-up-molecule", "training")
     training["contenders"]["equitune-captured"] = {"error": "no gradients of weights"}
-    (choice,) = models.model_choices([ModelRow(training)])
+    choice = models.model_choice(ModelRow(training))
     assert "captured" not in plain(bars(choice, "")) and "Captured" not in plain(models_section([ModelRow(training)]))
 
 
 def test_bars_are_to_scale_and_a_far_longer_one_is_cut() -> None:
-    (choice,) = models.model_choices([ModelRow(model_row("made-up-mace", "made-up-molecule", "energy_forces", 1.5))])
+    choice = models.model_choice(ModelRow(model_row("made-up-mace", "made-up-molecule", "energy_forces", 1.5)))
     drawn = bars(choice, "")
     ours, other, stock, default = (float(share) for share in re.findall(r"width:([\d.]+)%", drawn))
     assert stock == 100 and drawn.count('class="cut"') == 1 and "The bar is cut" in drawn
     assert other / ours == pytest.approx(1.5, rel=0.01) and default / ours == pytest.approx(1.25, rel=0.01)
     row = model_row("made-up-mace", "made-up-molecule", "energy_forces", 4.0)
-    (near,) = models.model_choices([ModelRow(row)])
+    near = models.model_choice(ModelRow(row))
     assert 'class="cut"' not in bars(near, ""), "12 times is no more than 4 times the 4 times of the next"
     assert re.findall(r"width:([\d.]+)%", bars(near, ""))[2] == "100.0"
 
@@ -185,10 +212,10 @@ def test_bars_are_to_scale_and_a_far_longer_one_is_cut() -> None:
 def test_a_contender_without_a_figure_says_why() -> None:
     row = model_row("made-up-mace", "made-up-liquid", "training")
     row["contenders"]["stock"] = {"error": "out of memory <on this device>"}
-    (choice,) = models.model_choices([ModelRow(row)])
+    choice = models.model_choice(ModelRow(row))
     assert "out of memory &lt;on this device&gt;" in bars(choice, "")
     row["contenders"] = {name: found for name, found in row["contenders"].items() if "equi" not in name[1:]}
-    (alone,) = models.model_choices([ModelRow(row)])
+    alone = models.model_choice(ModelRow(row))
     assert [bar.role for bar in alone.bars] == [
         "tuned",
         "stock",
@@ -197,8 +224,8 @@ def test_a_contender_without_a_figure_says_why() -> None:
 
 
 def test_every_row_can_be_picked(page: Page) -> None:
-    data = unpacked(page.text, "model-rows")
-    assert data["axes"] == list(models.MODEL_AXES) and len(data["rows"]) == 8
+    data = page.choices("model-rows")
+    assert data["axes"] == list(models.AXES) and len(data["rows"]) == 8
     assert len({tuple(row[:-1]) for row in data["rows"]}) == 8
     shown = data["rows"][data["first"]]
     assert shown[-1] in page.text and " \N{MIDDLE DOT} ".join(shown[:-1]) in page.words
@@ -238,9 +265,9 @@ def test_the_order_of_a_graph_is_told_where_it_was_measured() -> None:
         (choice,) = kernels.kernel_choices([SuiteRow(row | {"order_ms": given})], "cuda")
         assert "ordering a new graph takes 125\N{NO-BREAK SPACE}µs" in choice.facts
         # The first number is Equitune's alone.
-        shown = plain(details(SuiteRow(row | {"order_ms": given}), Sources()))
+        shown = plain(details(SuiteRow(row | {"order_ms": given})))
         assert "Ordering of a new graph" in shown and ("250 µs" in shown) is isinstance(given, dict)
-    assert "Ordering" not in plain(details(SuiteRow(row), Sources()))
+    assert "Ordering" not in plain(details(SuiteRow(row)))
     (choice,) = kernels.kernel_choices([SuiteRow(row)], "cuda")
     assert not any("ordering" in fact for fact in choice.facts)
 
@@ -253,9 +280,9 @@ def test_a_column_counts_the_order_of_a_new_graph_where_it_was_measured() -> Non
     assert given.new_graph_ratio == pytest.approx(peer / (2 * ours))
     others = [name for name in given.times if name not in ("equitune", "equitune-default", given.peer)]
     assert others, "what has no order time does not count"
-    shown = plain(summary([given]))
+    shown = plain(means([given]))
     assert "New graph speed-up if each call orders one" in shown and floored_ratio(given.new_graph_ratio) in shown
-    assert "New graph" not in plain(summary([SuiteRow(row)])) and "Normal mode" not in shown
+    assert "New graph" not in plain(means([SuiteRow(row)])) and "Normal mode" not in shown
 
 
 @pytest.mark.slow
@@ -265,7 +292,8 @@ def test_the_command_of_a_stored_row_measures_that_row(path: Path, tmp_path: Pat
     backend = record["device"]["backend"]
     known, seen = shipped(), 0
     for row in map(SuiteRow, record["rows"]):
-        shown = plain(kernel_command(row, backend, known))
+        command = kernel_command(row, backend, known)
+        shown = f"{command.text} {command.note}"
         if row.text("label") not in known.problems or row.graph not in known.graphs:
             assert "run equitune bench with that file" in shown
             continue
@@ -285,8 +313,8 @@ def test_the_command_of_a_stored_row_measures_that_row(path: Path, tmp_path: Pat
 
 def test_a_name_of_another_problem_than_the_shipped_one_gets_no_command() -> None:
     row = suite_row("mace-mp-large", "water", "forward")
-    shown = plain(kernel_command(SuiteRow(row), "cuda", shipped()))
-    assert "defines 'mace-mp-large': run equitune bench with that file" in shown and "row.toml" not in shown
+    command = kernel_command(SuiteRow(row), "cuda", shipped())
+    assert "defines 'mace-mp-large': run equitune bench with that file" in command.note and command.text == ""
 
 
 def test_a_newcomers_page_of_one_tuned_workload_answers_too(tmp_path: Path) -> None:
@@ -308,8 +336,9 @@ def test_a_newcomers_page_of_one_tuned_workload_answers_too(tmp_path: Path) -> N
     assert first.count("1.41× as fast") == 2, "in the sentence and beside the bar"
 
 
-def test_a_picker_of_one_row_and_names_that_need_care() -> None:
-    choice = kernels.kernel_choices([SuiteRow(suite_row("a <b> & c", "water", "forward"))], "cpu")
-    drawn = picker("some-rows", kernels.KERNEL_AXES, choice, "extra memory")
-    assert "a &lt;b&gt; &amp; c" in drawn and "<b>" not in drawn
-    assert unpacked(drawn, "some-rows")["rows"][0][0] == "a <b> & c", "the script makes text of it, not markup"
+def test_a_picker_of_one_row_and_names_that_need_care(tmp_path: Path) -> None:
+    page = page_of(
+        write_suite(tmp_path / "results", [suite_row("a <b> & c", "water", "forward")]), tmp_path / "reports"
+    )
+    assert "a &lt;b&gt; &amp; c" in page.text and "<b>" not in page.text
+    assert page.choices("kernel-rows")["rows"][0][0] == "a <b> & c", "the script makes text of it, not markup"

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import html
 import math
 import re
 from pathlib import Path
@@ -24,10 +23,11 @@ from report_samples import (
 )
 
 from autotune.report.devices import load_device
-from autotune.report.kernels import suite, summary
+from autotune.report.kernels import kernels
+from autotune.report.render import environment
 from autotune.report.rows import SuiteRow, prices
 from autotune.report.sources import Sources
-from autotune.report.tuning import sampler_name, trials_text
+from autotune.report.tuning import Trials, sampler_name, trials_of
 from autotune.text import floored_ratio
 
 NEW_KEYS = ("deterministic", "memory", "host_us", "schedules", "origins", "resources", "errors")
@@ -149,7 +149,9 @@ def test_an_error_that_is_no_number_is_the_worst(worst: Any) -> None:
 
 
 def test_one_table_holds_the_means_and_counts() -> None:
-    lines = lines_of(summary([SuiteRow(record) for record in rows()]))
+    section = kernels([SuiteRow(record) for record in rows()], Sources())
+    tables: Any = environment().get_template("kernels_tables.html").module
+    lines = lines_of(str(tables.means(section)))
     # Rows, speed-up, least, slower, the same two untuned, default, floor, memory, more memory, deterministic / normal.
     mean, memory = (0.93 * 1.8 * 1.8) ** (1 / 3), (9 / 5 * 0.8 * 0.8) ** (1 / 3)
     untuned = [f"{mean / 1.3:.2f}×", "0.71×"]
@@ -163,15 +165,19 @@ def test_one_table_holds_the_means_and_counts() -> None:
     assert lines["Float64 convolutions, force step"][1] == "4.00×"
 
 
-def test_peers_without_a_time_are_named_with_the_reason() -> None:
+def test_peers_without_a_time_are_named_with_the_reason(tmp_path: Path) -> None:
     """A peer that another row of the kind has, and this one has not, was not measured there."""
     rows = [suite_row(label, "carbon", "forward") for label in "abc"]
     del rows[0]["times"]["openequivariance"]
     rows[1]["times"]["openequivariance"] = {"error": "PeerError: openequivariance: on fire. See its log 17"}
-    told = html.unescape(re.sub(r"<[^>]+>", " ", str(suite([SuiteRow(row) for row in rows], Sources()))))
-    assert "OpenEquivariance: not measured there (1 row)" in told and "OpenEquivariance: on fire (1 row)" in told
-    assert "e3nn compiled: RuntimeError: <aot> & no double backward (3 rows)" in told
-    assert "cuEquivariance:" not in told
+    absent = kernels([SuiteRow(row) for row in rows], Sources()).absent
+    assert [(case.peer, case.reason, case.rows) for case in absent] == [
+        ("e3nn-compiled", "RuntimeError: <aot> & no double backward", 3),
+        ("openequivariance", "not measured there", 1),
+        ("openequivariance", "on fire", 1),
+    ]
+    text = words_of(page_of(write_suite(tmp_path / "results", rows), tmp_path / "reports"))
+    assert "OpenEquivariance: not measured there (1 row)" in text and "no double backward (3 rows)" in text
 
 
 def test_price_of_determinism() -> None:
@@ -264,13 +270,13 @@ def test_the_gain_over_default_and_peer_has_an_interval(tmp_path: Path) -> None:
 
 
 def test_trials_to_the_best() -> None:
-    assert trials_text([30, 10, 20]) == ("20", 20.0, "10\N{EN DASH}30, 3 seeds")
-    assert trials_text([5, 5]) == ("5", 5.0, "5, 2 seeds")
-    assert trials_text([1, 4]) == ("2.5", 2.5, "1\N{EN DASH}4, 2 seeds")
-    text, median, note = trials_text([7, None, None])
-    assert text == "not reached" and math.isnan(median) and note == "7 to never, 1 of 3 seeds"
-    assert trials_text([None])[2] == "never, 0 of 1 seeds"
-    assert trials_text(None)[0] == "\N{EN DASH}"
+    assert trials_of([30, 10, 20]) == Trials("20", 20.0, "10\N{EN DASH}30, 3 seeds")
+    assert trials_of([5, 5]) == Trials("5", 5.0, "5, 2 seeds")
+    assert trials_of([1, 4]) == Trials("2.5", 2.5, "1\N{EN DASH}4, 2 seeds")
+    never = trials_of([7, None, None])
+    assert never.text == "not reached" and math.isnan(never.median) and never.spread == "7 to never, 1 of 3 seeds"
+    assert trials_of([None]).spread == "never, 0 of 1 seeds"
+    assert trials_of(None).text == "\N{EN DASH}"
     assert [sampler_name(key) for key in ("tpe", "default_order", "default", "mine")] == [
         *("TPE", "default order", "default order", "mine"),
     ]
