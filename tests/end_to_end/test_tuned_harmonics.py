@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -17,7 +18,7 @@ from autotune.database.entry import Entry
 from autotune.database.lookup import find_schedule
 from autotune.database.store import Database, database_path
 from autotune.errors import ConfigError, DatabaseError, TuningMissError
-from autotune.measure.kinds import MeasuredHarmonics, measured_kind, space_of
+from autotune.measure.kinds import measured_kind, space_of
 from autotune.measure.trial import TrialJob, TrialSetting
 from autotune.models.accelerate import accelerate
 from autotune.modules import harmonics
@@ -199,14 +200,10 @@ def test_a_trial_is_checked_and_timed(monkeypatch: pytest.MonkeyPatch) -> None:
     job = TrialJob("double_backward", HarmonicsHostSchedule(block_size=16), max_seconds=0.01)
     outcome = session.measure(job)
     assert outcome.ok and outcome.time_us and set(outcome.errors) == {"x", "g"}, outcome.reason
-    run = MeasuredHarmonics.run
-
-    def unwritten(self: Any, operator: Any, *arguments: Any, **options: Any) -> Any:
-        operator._run = lambda *_: None
-        return run(self, operator, *arguments, **options)
-
-    monkeypatch.setattr(MeasuredHarmonics, "run", unwritten)
-    assert session.measure(job).state == "wrong", "outputs that no kernel wrote are full of NaN"
+    with monkeypatch.context() as patched:
+        patched.setattr("kernelgen.ops.harmonics.load_kernel", lambda spec: SimpleNamespace(run=lambda *_: None))
+        other = dataclasses.replace(job, schedule=HarmonicsHostSchedule(block_size=32))
+        assert session.measure(other).state == "wrong", "outputs that no kernel wrote are full of NaN"
     too_many = HarmonicsHostSchedule(threads=256)
     assert session.measure(TrialJob("forward", too_many)).state == "illegal"
 
