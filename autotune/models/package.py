@@ -61,6 +61,10 @@ class Package(ABC):
     def load(self, path: Path) -> torch.nn.Module:
         """The model in a file of the package, on the CPU, in the dtype in which it was saved."""
 
+    def in_dtype(self, model: torch.nn.Module, dtype: torch.dtype) -> torch.nn.Module:
+        """The model with its weights in a dtype, in place."""
+        return model.to(dtype)
+
     @abstractmethod
     def owns(self, model: torch.nn.Module) -> bool:
         """Whether ``model`` is one of this package."""

@@ -185,7 +185,7 @@ def _cast(model: WholeModel, dtype: str | None) -> WholeModel:
         return model
     if isinstance(model.package, NequIP):
         raise ConfigError(f"{model.name} was built in {model.dtype}; models of NequIP and Allegro keep their dtype")
-    return model.with_module(model.module.to(DTYPES[dtype]))
+    return model.with_module(model.package.in_dtype(model.module, DTYPES[dtype]))
 
 
 def _on(device: str, model: WholeModel) -> WholeModel:

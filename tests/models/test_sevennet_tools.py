@@ -26,6 +26,7 @@ from torch_geometric.loader import DataLoader
 
 from autotune.models.accelerate import accelerate
 from autotune.models.sevennet.use import SevenNetCalculator
+from autotune.models.whole_model import open_model
 from kernelgen.errors import InputError, UnsupportedError
 
 
@@ -47,12 +48,29 @@ def test_the_calculator_gives_what_sevennets_gives() -> None:
     assert_same(values_of(stock), values_of(fast))
 
 
-def test_the_calculator_opens_a_checkpoint(tmp_path: Path) -> None:
-    path = tmp_path / "checkpoint.pth"
+def checkpoint(folder: Path) -> Path:
+    path = folder / "checkpoint.pth"
     model = CASE.build(imidazole(), torch.float32)
     configuration = CASE.configuration(imidazole()) | {"version": "0.13.0", KEY.MODEL_TYPE: "E3_equivariant_model"}
     torch.save({"model_state_dict": model.state_dict(), "config": configuration, "epoch": 1}, path)
+    return path
+
+
+def test_the_calculator_opens_a_checkpoint(tmp_path: Path) -> None:
+    path = checkpoint(tmp_path)
     assert_same(values_of(SevenNetCalculator(path, device="cpu")), values_of(Stock(path, device="cpu")))
+
+
+def test_a_checkpoint_runs_in_float64(tmp_path: Path) -> None:
+    """Its encoding of elements is float32 in every model."""
+    path = str(checkpoint(tmp_path))
+    outputs = []
+    for dtype in ("float32", "float64"):
+        model = open_model(path, dtype=dtype)
+        outputs.append(model.energies_and_forces(model.inputs([imidazole()]), stress=True))
+    assert outputs[1].forces.dtype == torch.float64
+    for single, double in zip(vars(outputs[0]).values(), vars(outputs[1]).values(), strict=True):
+        assert float((single - double).abs().max()) <= 1e-5 * float(double.abs().max())
 
 
 @pytest.mark.parametrize("name", ["enable_cueq", "enable_flash", "enable_oeq"])

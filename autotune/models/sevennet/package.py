@@ -321,6 +321,9 @@ class SevenNet(Package):
         setattr(model, _ORIGIN, checkpoint.config)
         return model
 
+    def in_dtype(self, model: torch.nn.Module, dtype: torch.dtype) -> torch.nn.Module:
+        return _in_dtype(model, dtype)
+
     def owns(self, model: torch.nn.Module) -> bool:
         return type(model).__module__.startswith("sevenn.")
 
@@ -384,13 +387,17 @@ def _built(configuration: Mapping[str, Any]) -> torch.nn.Module:
     from sevenn.model_build import build_E3_equivariant_model
 
     model = build_E3_equivariant_model(dict(configuration))
-    # Some of its constants are float32 whatever the default is, and so is its one-hot encoding of elements.
-    dtype = torch.get_default_dtype()
-    model = model.to(dtype)
-    if dtype != torch.float32:
-        model.onehot_idx_to_onehot.register_forward_hook(_in_double)
+    # Some of its constants are float32 whatever the default is.
+    model = _in_dtype(model, torch.get_default_dtype())
     setattr(model, _ORIGIN, dict(configuration))
     return model
+
+
+def _in_dtype(model: Any, dtype: torch.dtype) -> Any:
+    """In place. Its one-hot encoding of elements is float32 in every model."""
+    if dtype != torch.float32:
+        model.onehot_idx_to_onehot.register_forward_hook(_in_double)
+    return model.to(dtype)
 
 
 def _in_double(encoding: Any, given: tuple[Any, ...], data: dict[str, Any]) -> None:
