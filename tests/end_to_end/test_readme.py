@@ -107,6 +107,15 @@ def test_what_only_reads_runs(command: str, tmp_path: Path) -> None:
     assert equitune(*command.split(), cwd=tmp_path).strip()
 
 
+def test_each_step_of_the_walks_is_there() -> None:
+    """In CONTRIBUTING: what a step names is defined in the file that it names."""
+    walks = (ROOT / "CONTRIBUTING.md").read_text().partition("## Three walks")[2].partition("\n## ")[0]
+    steps = re.findall(r"^\d+\. `([^`]+\.py)`, `(\w+)`", walks, flags=re.MULTILINE)
+    assert len(steps) == 10 + 5 + 13
+    for path, name in steps:
+        assert re.search(rf"^(def|class) {name}\b", (ROOT / path).read_text(), flags=re.MULTILINE), (path, name)
+
+
 @pytest.mark.parametrize("document", ["README.md", "CONTRIBUTING.md", "results/NOTES.md"])
 def test_no_section_is_there_twice(document: str) -> None:
     headings = re.findall(r"^## .*", (ROOT / document).read_text(), re.MULTILINE)
