@@ -22,9 +22,10 @@ from typing import Any
 
 import platformdirs
 
-from kernelgen.compile.job import fresh_folder, sweep_once
+from kernelgen.compile.job import Job, fresh_folder, sweep_once
 from kernelgen.errors import CacheError, cause_of
 from kernelgen.files import parse_json
+from kernelgen.kernels.source import Source
 
 _WRITABLE_BY_OTHERS = 0o022
 # The beginning of the names of folders that are not entries: new ones, and damaged ones on their way out.
@@ -45,8 +46,13 @@ def cache_dir() -> Path:
     return Path(chosen).expanduser() if chosen else Path(platformdirs.user_cache_dir("equitune"))
 
 
+def key_of(source: Source, job: Job) -> str:
+    """The key of a source that a job compiles: by text, entry point, compiler, flags and target."""
+    return digest(source.text, source.entry, job.identity, *job.flags, job.target)
+
+
 def digest(*parts: str) -> str:
-    """Key of an entry: sha256 over the parts, each with its length."""
+    """sha256 over the parts, each with its length."""
     total = hashlib.sha256()
     for part in parts:
         data = part.encode()

@@ -48,7 +48,7 @@ def compile_source(source: Source, facts: DeviceFacts) -> Binary:
         return packed
     try:
         job = _job_of(source, facts)
-        if facts.backend == "cuda" and cache.find(_key(job, source), job.binary_name) is None:
+        if facts.backend == "cuda" and cache.find(cache.key_of(source, job), job.binary_name) is None:
             shipped = find_shipped(source, facts)
             if shipped is not None:
                 return shipped
@@ -66,17 +66,13 @@ def _job_of(source: Source, facts: DeviceFacts) -> Job:
     return cuda_job(facts.arch + source.arch_suffix) if facts.backend == "cuda" else host_job()
 
 
-def _key(job: Job, source: Source) -> str:
-    return cache.digest(source.text, source.entry, job.identity, *job.flags, job.target)
-
-
 def compile_by(job: Job, source: Source) -> Binary:
     """The binary of ``source`` from the cache or the job's compiler.
 
     Raises CompileError with the compiler's log, ToolMissingError without a working compiler, CacheError if the cache
     cannot be written or another user could have written the entry.
     """
-    key = _key(job, source)
+    key = cache.key_of(source, job)
     binary = cache.find(key, job.binary_name)
     if binary is None:
         data, resources = job.compile(source)
