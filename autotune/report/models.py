@@ -80,6 +80,8 @@ def _facts(row: ModelRow) -> list[str]:
     facts = [f"{count(row.atoms)} atoms, {count(row.edges)} edges"]
     if row.per_atom_us(TUNED) > 0:
         facts.append(f"{significant(row.per_atom_us(TUNED))}\N{NO-BREAK SPACE}µs an atom")
+    if row.nanoseconds_a_day(TUNED) > 0:
+        facts.append(f"{significant(row.nanoseconds_a_day(TUNED))} ns a day with steps of 1 fs")
     if row.device_us(TUNED) > 0:
         launches = f" in {count(row.launches(TUNED))} launches" if row.launches(TUNED) > 0 else ""
         facts.append(f"the device works {time_text(row.device_us(TUNED))} of it{launches}")

@@ -27,6 +27,8 @@ from autotune.text import (
     error_text,
     geometric_mean,
     is_ours,
+    significant,
+    time_text,
 )
 from autotune.workload.kinds.base import KernelKind
 from autotune.workload.kinds.registry import KINDS, OPERATIONS, kernel_kind
@@ -463,6 +465,18 @@ class ModelRow:
         """Mebibytes that a forward pass keeps for its gradients, by part of the model, largest first."""
         return self._parts(contender, "held_parts_mib")
 
+    def step_parts(self, contender: str | None) -> dict[str, float]:
+        """Milliseconds of a simulation's step: neighbors, model, rest."""
+        return self._parts(contender, "parts_ms")
+
+    def nanoseconds_a_day(self, contender: str | None) -> float:
+        """Simulated time in a day of wall time, by steps of a simulation; NaN for other passes."""
+        if not self.is_step:
+            return math.nan
+        from autotune.bench.dynamics import nanoseconds_a_day  # ase comes with it
+
+        return nanoseconds_a_day(self.time_us(contender) / 1e3)
+
     def _parts(self, contender: str | None, key: str) -> dict[str, float]:
         sizes = mapping(self.contenders.get(contender or "", {}).get(key))
         return {str(part): number(size) for part, size in sizes.items() if number(size) > 0}
@@ -484,6 +498,17 @@ class ModelRow:
 
     def errors_text(self, contender: str) -> str:
         return ", ".join(f"{name} {error_text(value)}" for name, value in self.errors(contender).items())
+
+    def step_text(self, contender: str) -> str:
+        """Nanoseconds a day, and the parts of a step."""
+        parts = ", ".join(f"{name} {time_text(1e3 * part)}" for name, part in self.step_parts(contender).items())
+        day = self.nanoseconds_a_day(contender)
+        return "" if math.isnan(day) else f"{significant(day)} ns a day{parts and f': {parts}'}"
+
+    @property
+    def is_step(self) -> bool:
+        """Whether its times are of a simulation's steps."""
+        return self.text("pass") == "md_step"
 
     @property
     def holds(self) -> bool:

@@ -155,6 +155,19 @@ def test_a_device_without_tuned_entries_and_with_stock_alone_is_told_as_such() -
     assert "12× over stock" in plain(shown.text)
 
 
+def test_a_step_of_a_simulation_tells_its_parts() -> None:
+    record = model_row("made-up-mace", "made-up-molecule", "md_step")
+    ours = record["contenders"]["equitune"]
+    ours |= {"wall_ms": 8.64, "parts_ms": {"neighbors": 0.5, "model": 7.0, "rest": 1.25}}
+    row = ModelRow(record)
+    assert plain(row.step_text("equitune")) == "10.00 ns a day: neighbors 500 µs, model 7.00 ms, rest 1.25 ms"
+    assert "10.00 ns a day with steps of 1 fs" in [plain(fact) for fact in models.model_choice(row).facts]
+    text = plain(models_section([row]))
+    assert "step of molecular dynamics (ASE)" in text and "neighbors 500 µs, model 7.00 ms" in text
+    other = plain(models_section([ModelRow(model_row("made-up-mace", "made-up-molecule", "training"))]))
+    assert "Simulation" not in other and "ns a day" not in other
+
+
 def test_equitune_with_cuequivariance_is_no_other_path() -> None:
     row = model_row("made-up-mace", "made-up-molecule", "energy_forces")
     row["contenders"]["equitune+cuequivariance"] = row["contenders"]["equitune"] | {"wall_ms": 8.0}
