@@ -21,6 +21,7 @@ from ase.md.velocitydistribution import MaxwellBoltzmannDistribution, Stationary
 from ase.md.verlet import VelocityVerlet
 from ase.stress import voigt_6_to_full_3x3_stress
 
+from autotune.measure.timing import synchronize
 from autotune.models.capture import CapturedModel
 from autotune.models.neighbors import NeighborList
 from autotune.models.package import default_dtype
@@ -92,10 +93,10 @@ class Dynamics:
 
         def timed(name: str, function: Callable[..., Any]) -> Callable[..., Any]:
             def call(*arguments: Any, **options: Any) -> Any:
-                self._synchronize()
+                synchronize(self.device)
                 began = time.perf_counter()
                 result = function(*arguments, **options)
-                self._synchronize()
+                synchronize(self.device)
                 seconds[name] += time.perf_counter() - began
                 return result
 
@@ -119,10 +120,6 @@ class Dynamics:
             finally:
                 given = iter(models)
                 self._replace_models(lambda _: next(given))
-
-    def _synchronize(self) -> None:
-        if torch.device(self.device).type == "cuda":
-            torch.cuda.synchronize(self.device)
 
 
 class _Called:

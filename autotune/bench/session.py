@@ -26,6 +26,7 @@ from torch.nn.modules.module import register_module_forward_hook, register_modul
 from autotune.bench.contenders import build, milliseconds_by_group, require_usable, warm_up_calls
 from autotune.bench.rows import DEFAULT
 from autotune.errors import PeerError
+from autotune.measure.timing import synchronize
 from autotune.models.package import Outputs
 from autotune.models.whole_model import WholeModel
 from autotune.text import CAPTURED, is_ours
@@ -281,11 +282,6 @@ class Effort:
     least: int = 3
     slow_s: float = 0.5
     slow_samples: int = 1
-
-
-def synchronize(device: str) -> None:
-    if torch.device(device).type == "cuda":
-        torch.cuda.synchronize(device)
 
 
 def timed(step: Callable[[], object], device: str) -> float:

@@ -232,6 +232,12 @@ class Sampler:
             self._lead_cycles *= 2
 
 
+def synchronize(device: torch.device | str) -> None:
+    """Wait for a GPU; a CPU has done its work."""
+    if torch.device(device).type == "cuda":
+        torch.cuda.synchronize(device)
+
+
 def sm_clock_mhz(device: torch.device | str) -> int | None:
     """Current SM clock, or None without a GPU or NVML."""
     if torch.device(device).type != "cuda":

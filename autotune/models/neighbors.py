@@ -8,6 +8,7 @@ about as long as a step's own operations.
 
 from __future__ import annotations
 
+import functools
 import importlib.util
 from dataclasses import dataclass
 from typing import Any
@@ -31,7 +32,13 @@ def missing_search(device: torch.device) -> str:
     if device.type not in SEARCHES:
         return f"neighbours are searched on {', '.join(SEARCHES)}, not on {device.type}"
     module, package = SEARCHES[device.type]
-    return "" if importlib.util.find_spec(module) else f"{package} is not installed: pip install {package}"
+    return "" if _is_installed(module) else f"{package} is not installed: pip install {package}"
+
+
+@functools.cache
+def _is_installed(module: str) -> bool:
+    """Looked up once: calculators ask in every step."""
+    return importlib.util.find_spec(module) is not None
 
 
 @dataclass(frozen=True)

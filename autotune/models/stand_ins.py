@@ -8,6 +8,7 @@ generated code.
 from __future__ import annotations
 
 import importlib
+import warnings
 import weakref
 from abc import abstractmethod
 from collections.abc import Callable
@@ -284,6 +285,11 @@ class Acceleration:
     @property
     def replaced(self) -> int:
         return sum(place.replaced for place in self.places)
+
+    def warn_without_convolutions(self) -> None:
+        """A UserWarning, with the table, if no convolution is Equitune's; for the caller of who calls this."""
+        if not any(place.replaced and place.kind == CONVOLUTIONS for place in self.places):
+            warnings.warn(f"no convolution of the model is Equitune's: {self}", stacklevel=3)
 
     def __str__(self) -> str:
         """How many of each kind, then the modules' names; those with one reason share it."""

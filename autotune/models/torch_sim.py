@@ -7,7 +7,6 @@ the package's model as ``model``. torch-sim finds neighbours on the device of th
 
 from __future__ import annotations
 
-import warnings
 from typing import Any
 
 import torch
@@ -15,7 +14,7 @@ import torch
 from autotune.models.accelerate import accelerate
 from autotune.models.capture import CapturedModel
 from autotune.models.capture import capture as captured
-from autotune.models.stand_ins import CONVOLUTIONS, Acceleration
+from autotune.models.stand_ins import Acceleration
 from kernelgen.errors import InputError
 
 
@@ -39,8 +38,7 @@ def accelerate_torch_sim(model: Any, *, capture: bool = False, **options: Any) -
     if isinstance(inside, CapturedModel):
         raise InputError("the torch-sim model holds a captured model already; accelerate it once")
     found = accelerate(inside, **options)
-    if not any(place.replaced and place.kind == CONVOLUTIONS for place in found.places):
-        warnings.warn(f"no convolution of the model is Equitune's: {found}", stacklevel=2)
+    found.warn_without_convolutions()
     if capture:
         model.model = captured(inside)
     return found

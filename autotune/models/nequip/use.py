@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import warnings
 from typing import Any
 
 import torch
@@ -13,7 +12,6 @@ from nequip.integrations.ase import NequIPCalculator as Stock
 
 from autotune.models.accelerate import accelerate
 from autotune.models.capture import capture as captured
-from autotune.models.stand_ins import CONVOLUTIONS
 from autotune.models.step import QuickSteps
 
 # Change ``from nequip.integrations.ase import NequIPCalculator`` to ``from autotune.models.nequip.use import
@@ -37,8 +35,7 @@ class NequIPCalculator(Stock, QuickSteps):
     def __init__(self, *arguments: Any, capture: bool = False, **options: Any) -> None:
         super().__init__(*arguments, **options)
         self.acceleration = accelerate(self)
-        if not any(place.replaced and place.kind == CONVOLUTIONS for place in self.acceleration.places):
-            warnings.warn(f"no convolution of the model is Equitune's: {self.acceleration}", stacklevel=2)
+        self.acceleration.warn_without_convolutions()
         if capture:
             self.model = captured(self.model)
 

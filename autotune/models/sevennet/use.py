@@ -26,7 +26,6 @@ from torch import Tensor
 from autotune.models.accelerate import accelerate
 from autotune.models.capture import capture as captured
 from autotune.models.lammps import RankGraph, compile_energies, ready_copy
-from autotune.models.stand_ins import CONVOLUTIONS
 from autotune.models.step import QuickSteps
 from kernelgen.errors import InputError
 
@@ -63,9 +62,8 @@ class SevenNetCalculator(Stock, QuickSteps):
         with warnings.catch_warnings():
             warnings.filterwarnings("ignore", "No tensor product accelerator")
             super().__init__(*arguments, **options)
-        self.acceleration = accelerate(self.model)
-        if not any(place.replaced and place.kind == CONVOLUTIONS for place in self.acceleration.places):
-            warnings.warn(f"no convolution of the model is Equitune's: {self.acceleration}", stacklevel=2)
+        self.acceleration = accelerate(self)
+        self.acceleration.warn_without_convolutions()
         if capture:
             self.model = captured(self.model)
 
