@@ -24,6 +24,7 @@ from ase.stress import voigt_6_to_full_3x3_stress
 from autotune.measure.timing import synchronize
 from autotune.models.capture import CapturedModel
 from autotune.models.neighbors import NeighborList
+from autotune.models.one_launch import OneLaunch
 from autotune.models.package import default_dtype
 from autotune.models.step import quicken
 from autotune.models.whole_model import WholeModel
@@ -88,32 +89,43 @@ class Dynamics:
 
     @contextmanager
     def _clocks(self) -> Iterator[dict[str, float]]:
-        """Within, the seconds of neighbors and of the model add up in what is yielded."""
+        """Within, the seconds of neighbors and of the model add up in what is yielded.
+
+        One launch is the model's, though it drops the neighbors beyond the cutoff too.
+        """
         seconds = {"neighbors": 0.0, "model": 0.0}
+        running: list[str] = []
 
         def timed(name: str, function: Callable[..., Any]) -> Callable[..., Any]:
             def call(*arguments: Any, **options: Any) -> Any:
+                if running:
+                    return function(*arguments, **options)
                 synchronize(self.device)
+                running.append(name)
                 began = time.perf_counter()
-                result = function(*arguments, **options)
-                synchronize(self.device)
-                seconds[name] += time.perf_counter() - began
-                return result
+                try:
+                    return function(*arguments, **options)
+                finally:
+                    synchronize(self.device)
+                    seconds[name] += time.perf_counter() - began
+                    running.clear()
 
             return call
 
+        home, name = self.package.neighbor_function
+        places = [(importlib.import_module(home), name), (NeighborList, "graph"), (NeighborList, "candidates")]
         models: list[Any] = []
 
         def with_clock(model: Any) -> Any:
             models.append(model)
-            return _Called(model, timed("model", model))
+            # A captured model is launched by the calculator itself.
+            return model if isinstance(model, CapturedModel) else _Called(model, timed("model", model))
 
-        home, name = self.package.neighbor_function
-        module = importlib.import_module(home)
         with ExitStack() as stack:
-            stack.enter_context(patch.object(module, name, timed("neighbors", getattr(module, name))))
-            graph = NeighborList.graph
-            stack.enter_context(patch.object(NeighborList, "graph", timed("neighbors", graph)))
+            for owner, name in places:
+                stack.enter_context(patch.object(owner, name, timed("neighbors", getattr(owner, name))))
+            for owner, name in ((OneLaunch, "begin"), (OneLaunch, "end"), (CapturedModel, "forward")):
+                stack.enter_context(patch.object(owner, name, timed("model", getattr(owner, name))))
             self._replace_models(with_clock)
             try:
                 yield seconds

@@ -17,7 +17,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from autotune.models.padding import Counts, Fields, PaddedStep, best_fit, lost_input, padded_size
+from autotune.models.neighbors import AtomicGraph
+from autotune.models.padding import Compute, Counts, Fields, PaddedStep, best_fit, lost_input, padded_size
 from autotune.models.stand_ins import of_packages
 from kernelgen.errors import InputError, UnsupportedError
 
@@ -115,7 +116,7 @@ class CapturedModel(torch.nn.Module):
         # Tensors are put into buffers by one call at a time.
         with self._lock:
             if not self.package.runs_eagerly(self.model, inputs, options):
-                self._follow_the_model()
+                self.follow_the_model()
                 try:
                     fields, real = self.package.fields(self.model, inputs, self._cutoff)
                 except KeyError as missing:
@@ -129,41 +130,66 @@ class CapturedModel(torch.nn.Module):
             self.eager_calls += 1
         return self.model(inputs, **options)
 
-    def _follow_the_model(self) -> None:
+    def follow_the_model(self) -> None:
         """Forget what was captured of a model that has changed since."""
-        if self._state is None or not self._state.is_still():
+        if not self.is_still():
             self._steps.clear()
             self.package = package_for(self.model)
             self._cutoff = self.package.cutoff(self.model)
             self._state = ModelState(self.model)
 
+    def is_still(self) -> bool:
+        """Whether the model is the one that was captured."""
+        return self._state is not None and self._state.is_still()
+
     def _found(
         self, fields: Fields, real: Counts, inputs: Mapping[str, Any], options: Mapping[str, Any]
     ) -> dict[str, Any] | None:
         """The results of the captured step that serves a graph, made if needed; None if none shall."""
-        device = _device_of(self.model, fields)
-        kind = (
-            tuple(sorted(options.items())),
-            tuple((name, field.signature) for name, field in fields.items()),
-            *(device, *_settings(device)),
-        )
+        device = device_of(self.model, fields)
+        kind = kind_of_step(fields, options, device)
+        step = self.serving(kind, real)
+        if step is not None:
+            return self._run(step, fields, real, inputs)
+        if self.outgrown == "eager" and any(known == kind for known, _ in self._steps):
+            return None
+        self.make_room()
+        step = PaddedStep(padded_size(real, self.growth), fields, device, self.computing(options), self.package.results)
+        found = self._run(step, fields, real, inputs)
+        self.keep(kind, step)
+        return found
+
+    def has(self, kind: Hashable, step: PaddedStep) -> bool:
+        """Whether it is still kept."""
+        return self._steps.get((kind, step.size)) is step
+
+    def serving(self, kind: Hashable, real: Counts) -> PaddedStep | None:
+        """The captured step of a kind that serves a graph, if there is one."""
         sizes = [size for known, size in self._steps if known == kind]
         size = best_fit(real, sizes, self.growth)
-        if size is None and sizes and self.outgrown == "eager":
+        if size is None:
             return None
-        if size is not None:
-            step = self._steps[kind, size]
-            self._steps.move_to_end((kind, size))
-            return self._run(step, fields, real, inputs)
-        size = padded_size(real, self.growth)
+        self._steps.move_to_end((kind, size))
+        return self._steps[kind, size]
+
+    def make_room(self) -> None:
+        """For one more captured step."""
         while len(self._steps) >= self.kept:
             self._steps.popitem(last=False)
-        step = self._new(size, fields, device, dict(options))
-        found = self._run(step, fields, real, inputs)
-        # Not before: a step whose first call failed is made anew by the next one.
-        self._steps[kind, size] = step
+
+    def keep(self, kind: Hashable, step: PaddedStep) -> None:
+        """After its first call: a step whose first call failed is made anew by the next one."""
+        self._steps[kind, step.size] = step
         self.captures += 1
-        return found
+
+    def computing(self, options: Mapping[str, Any]) -> Compute:
+        """What a step computes of padded tensors: the model's results with a call's options."""
+        given_options = dict(options)
+
+        def compute(given: dict[str, torch.Tensor], size: Counts) -> dict[str, Any]:
+            return self.package.known_results(self.package.compute(self.model, given, size, given_options), given)
+
+        return compute
 
     def _run(self, step: PaddedStep, fields: Fields, real: Counts, inputs: Mapping[str, Any]) -> dict[str, Any]:
         found = step(fields, real)
@@ -172,12 +198,6 @@ class CapturedModel(torch.nn.Module):
                 raise lost_input(name)
         self.replays += 1
         return found
-
-    def _new(self, size: Counts, fields: Fields, device: torch.device, options: dict[str, Any]) -> PaddedStep:
-        def compute(given: dict[str, torch.Tensor], size: Counts) -> dict[str, Any]:
-            return self.package.known_results(self.package.compute(self.model, given, size, options), given)
-
-        return PaddedStep(size, fields, device, compute, self.package.results)
 
     def __getattr__(self, name: str) -> Any:
         try:
@@ -197,13 +217,19 @@ class CapturedModel(torch.nn.Module):
         self._forget()
 
 
-def _device_of(model: torch.nn.Module, fields: Fields) -> torch.device:
+def kind_of_step(fields: Fields, options: Mapping[str, Any], device: torch.device) -> Hashable:
+    """What a captured step depends on beside the model and its size."""
+    signatures = tuple((name, field.signature) for name, field in fields.items())
+    return tuple(sorted(options.items())), signatures, device, settings_of(device)
+
+
+def device_of(model: torch.nn.Module, fields: Fields) -> torch.device:
     """Where the model is; where its inputs are if it has no parameters."""
     parameter = next(model.parameters(), None)
     return next(iter(fields.values())).tensor.device if parameter is None else parameter.device
 
 
-def _settings(device: torch.device) -> tuple[Hashable, ...]:
+def settings_of(device: torch.device) -> tuple[Hashable, ...]:
     """torch's settings that change what kernels a model runs."""
     return (
         torch.get_default_dtype(),
@@ -272,6 +298,10 @@ class CapturablePackage(ABC):
     def answer(self, model: Any, inputs: Mapping[str, Any], found: dict[str, Any]) -> dict[str, Any]:
         """What a call returns, of the real results: as much as the model itself does."""
         return found
+
+    @abstractmethod
+    def moving(self, model: Any, graph: AtomicGraph) -> dict[str, Tensor]:
+        """Those of :meth:`fields`' tensors that change when the atoms of one structure move; does not wait."""
 
 
 @functools.cache
@@ -355,11 +385,13 @@ class ModelState:
     """The memory of a model's tensors, its modules, their mode, and what was hung on them.
 
     A captured graph reads parameters and buffers where they were. So values written in place are seen, and a tensor in
-    other memory, of another dtype, another module, hook or ``forward`` is a change.
+    other memory, of another dtype, another module, hook or ``forward`` is a change. The memory is kept as long as this
+    object: a step that was launched before it is asked reads what was there.
     """
 
     def __init__(self, model: torch.nn.Module) -> None:
         self.modules = list(model.modules())
+        self._memory = [tensor.detach() for tensor in (*model.parameters(), *model.buffers())]
         self.facts = self._facts()
 
     def is_still(self) -> bool:

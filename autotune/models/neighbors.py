@@ -1,15 +1,17 @@
 """Neighbours of moving atoms, on the device of a model: exact in each step, searched anew only when needed.
 
-A search with a margin (the skin) finds pairs a little farther apart than the cutoff. As long as no atom has moved by
-half the skin since, every pair within the cutoff is among them, and a step only drops those that are too long. On a
-CPU matscipy searches, as MACE, NequIP and SevenNet do themselves; on a GPU vesin, without a skin: there a search takes
-about as long as a step's own operations.
+A search with a margin (the skin) finds pairs a little farther apart than the cutoff, the candidates. Until atoms have
+moved too far, or the cell has shrunk too much, every pair within the cutoff is among them, and a step only drops those
+that are too long. On a CPU matscipy searches, as MACE, NequIP and SevenNet do themselves; on a GPU vesin.
 """
 
 from __future__ import annotations
 
 import functools
 import importlib.util
+import math
+import os
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -19,8 +21,8 @@ from torch import Tensor
 
 from kernelgen.errors import InputError
 
-# In angstrom, by kind of device. On a CPU pairs within 7 are filtered in a third of the time of a search within 6.
-SKIN = {"cpu": 1.0, "cuda": 0.0}
+# In angstrom. On a CPU pairs within 7 are filtered in a third of the time of a search within 6.
+SKIN = 1.0
 # By kind of device: the module that searches, and how to get it.
 SEARCHES = {"cpu": ("matscipy", "matscipy"), "cuda": ("vesin_torch", "vesin-torch")}
 # Kernels count edges in 32 bits.
@@ -45,93 +47,109 @@ def _is_installed(module: str) -> bool:
 class AtomicGraph:
     """Atoms and the edges between those within the cutoff, each pair in both directions, on the model's device.
 
-    positions [atoms, 3] and cell [3, 3], in angstrom, float64. centers, neighbors [edges]: ascending in ``centers``.
-    unit_shifts [edges, 3]: whole numbers of cells. vectors [edges, 3]:
-    ``positions[neighbors] + unit_shifts @ cell - positions[centers]``.
+    positions [atoms, 3] and cell [3, 3], in angstrom, float64; pbc [3]. centers, neighbors [edges]: ascending in
+    ``centers``. unit_shifts [edges, 3]: whole numbers of cells; offsets [edges, 3]: the same in angstrom.
+    vectors [edges, 3]: ``positions[neighbors] + offsets - positions[centers]``.
     """
 
     positions: Tensor
     cell: Tensor
-    centers: Tensor
-    neighbors: Tensor
-    unit_shifts: Tensor
-    vectors: Tensor
-
-
-@dataclass(frozen=True)
-class _Candidates:
-    """Pairs within cutoff and skin, of atoms that were at ``positions`` (host) in ``cell`` with ``pbc``."""
-
-    positions: np.ndarray
-    cell: np.ndarray
-    pbc: np.ndarray
-    skin: float
+    pbc: Tensor
     centers: Tensor
     neighbors: Tensor
     unit_shifts: Tensor
     offsets: Tensor
+    vectors: Tensor
 
-    def serves(self, positions: np.ndarray, cell: np.ndarray, pbc: np.ndarray) -> bool:
-        """Whether no pair within the cutoff can be missing."""
-        if len(positions) != len(self.positions) or (cell != self.cell).any() or (pbc != self.pbc).any():
+
+@dataclass(frozen=True)
+class Candidates:
+    """Pairs [pairs] nearer than ``reach``, of atoms that were at ``positions`` (host) in ``cell`` with ``pbc``."""
+
+    positions: np.ndarray
+    cell: np.ndarray
+    pbc: np.ndarray
+    reach: float
+    centers: Tensor
+    neighbors: Tensor
+    unit_shifts: Tensor
+
+    def serve(self, positions: np.ndarray, cell: np.ndarray, pbc: np.ndarray, cutoff: float) -> bool:
+        """Whether no pair within the cutoff can be missing.
+
+        A pair that is missing was at least ``reach`` apart. A change of the cell that all atoms follow takes no pair
+        nearer than its least singular value times that, and each atom's own way at most its length nearer.
+        """
+        if len(positions) != len(self.positions) or (pbc != self.pbc).any():
             return False
-        moved = positions - self.positions
-        return bool((np.einsum("ij,ij->i", moved, moved) <= (self.skin / 2) ** 2).all())
+        least, followed = 1.0, self.positions
+        if (cell != self.cell).any():
+            if np.linalg.matrix_rank(self.cell) < 3 or not np.isfinite(cell).all():
+                return False
+            strain = np.linalg.solve(self.cell, cell)
+            least, followed = float(np.linalg.svd(strain, compute_uv=False)[-1]), self.positions @ strain
+        moved = positions - followed
+        way = math.sqrt(float(np.einsum("ij,ij->i", moved, moved).max(initial=0.0)))
+        return least * self.reach - 2 * way >= cutoff
+
+    def vectors(self, positions: Tensor, cell: Tensor) -> tuple[Tensor, Tensor]:
+        """Offsets and vectors [pairs, 3] of atoms that are at ``positions`` in ``cell``, on the device."""
+        offsets = self.unit_shifts @ cell
+        return offsets, positions[self.neighbors] - positions[self.centers] + offsets
+
+    def edges(self, positions: np.ndarray, cell: np.ndarray, cutoff: float) -> int:
+        """How many pairs are within the cutoff; waits for the device."""
+        there = (torch.from_numpy(values).to(self.unit_shifts.device) for values in (positions, cell))
+        return int((self.vectors(*there)[1].square().sum(-1) < cutoff**2).sum())
 
 
 class NeighborList:
     """The edges of atoms that move. One for each simulation: it remembers where the atoms were.
 
-    cutoff, skin: in angstrom; no skin: that of the device. searches: how often neighbours were searched so far.
+    cutoff, skin: in angstrom. searches: how often neighbours were searched so far.
     """
 
-    def __init__(self, cutoff: float, device: torch.device, skin: float | None = None) -> None:
+    def __init__(self, cutoff: float, device: torch.device, skin: float = SKIN) -> None:
         if missing := missing_search(device):
             raise InputError(missing)
-        self.cutoff, self.device = cutoff, device
-        self.skin = SKIN[device.type] if skin is None else skin
+        self.cutoff, self.device, self.skin = cutoff, device, skin
         self.searches = 0
-        self._candidates: _Candidates | None = None
-        self._last_cell: np.ndarray | None = None
+        self._search: Search = (MatscipySearch if device.type == "cpu" else VesinSearch)(cutoff + skin)
+        self._candidates: Candidates | None = None
 
     def graph(self, positions: np.ndarray, cell: np.ndarray, pbc: np.ndarray) -> AtomicGraph:
         """The graph of atoms at positions [atoms, 3], float64, in a cell [3, 3] that is periodic along ``pbc`` [3].
 
         Raises InputError for positions or cells that are not finite, and for a periodic direction without a vector.
         """
-        host = np.concatenate([positions, cell])
-        if not np.isfinite(host).all():
-            bad = np.flatnonzero(~np.isfinite(host).all(axis=1))
-            where = f"of atom {bad[0]}" if bad[0] < len(positions) else "of the cell"
-            raise InputError(f"a coordinate {where} is not finite; the simulation has gone astray before this step")
-        both = torch.from_numpy(host).to(self.device)
-        at, cell_on_device = both[: len(positions)], both[len(positions) :]
-        if self._candidates is None or not self._candidates.serves(positions, cell, pbc):
-            self._candidates = self._searched(positions, cell, pbc, cell_on_device, at)
-        pairs = self._candidates
-        vectors = at[pairs.neighbors] - at[pairs.centers] + pairs.offsets
-        if not pairs.skin:
-            return AtomicGraph(at, cell_on_device, pairs.centers, pairs.neighbors, pairs.unit_shifts, vectors)
+        pairs = self.candidates(positions, cell, pbc)
+        both = torch.from_numpy(np.concatenate([positions, cell])).to(self.device)
+        at, cell_there = both[: len(positions)], both[len(positions) :]
+        offsets, vectors = pairs.vectors(at, cell_there)
         near = (vectors.square().sum(-1) < self.cutoff**2).nonzero().squeeze(-1)
-        edges = (rows.index_select(0, near) for rows in (pairs.centers, pairs.neighbors, pairs.unit_shifts, vectors))
-        return AtomicGraph(at, cell_on_device, *edges)
+        rows = (pairs.centers, pairs.neighbors, pairs.unit_shifts, offsets, vectors)
+        periodic = torch.from_numpy(pbc).to(self.device)
+        return AtomicGraph(at, cell_there, periodic, *(row.index_select(0, near) for row in rows))
 
-    def _searched(
-        self, positions: np.ndarray, cell: np.ndarray, pbc: np.ndarray, cell_on_device: Tensor, at: Tensor
-    ) -> _Candidates:
-        """With the skin, unless the cell is another than at the last search: then it will change again."""
-        same_cell = self._last_cell is None or bool((cell == self._last_cell).all())
-        skin = self.skin if same_cell else 0.0
+    def candidates(self, positions: np.ndarray, cell: np.ndarray, pbc: np.ndarray) -> Candidates:
+        """Those of the last search, if they serve; the errors of :meth:`graph`."""
+        found = self._candidates
+        if found is None or not found.serve(positions, cell, pbc, self.cutoff):
+            self._candidates = found = self._searched(positions, cell, pbc)
+        return found
+
+    def _searched(self, positions: np.ndarray, cell: np.ndarray, pbc: np.ndarray) -> Candidates:
+        for values, name in ((positions, "atom {}"), (cell, "the cell")):
+            bad = np.flatnonzero(~np.isfinite(values).all(axis=1))
+            if len(bad):
+                where = name.format(bad[0])
+                raise InputError(f"a coordinate of {where} is not finite; the simulation has gone astray before")
         box = search_box(positions, cell, pbc)
-        search = _by_matscipy if self.device.type == "cpu" else _by_vesin
-        centers, neighbors, unit_shifts = search(positions, at, box, pbc, self.cutoff + skin)
-        if len(centers) > _MOST_EDGES:
-            raise InputError(f"there are {len(centers)} edges; expected at most {_MOST_EDGES}: divide the system")
+        pairs = self._search(positions, box, pbc, self.device)
+        if len(pairs[0]) > _MOST_EDGES:
+            raise InputError(f"there are {len(pairs[0])} edges; expected at most {_MOST_EDGES}: divide the system")
         self.searches += 1
-        self._last_cell = cell.copy()
-        offsets = unit_shifts @ cell_on_device
-        kept = positions.copy(), self._last_cell, pbc.copy(), skin
-        return _Candidates(*kept, centers, neighbors, unit_shifts, offsets)
+        return Candidates(positions.copy(), cell.copy(), pbc.copy(), self.cutoff + self.skin, *pairs)
 
     def __deepcopy__(self, memo: Any) -> NeighborList:
         return NeighborList(self.cutoff, self.device, self.skin)
@@ -156,22 +174,54 @@ def search_box(positions: np.ndarray, cell: np.ndarray, pbc: np.ndarray) -> np.n
     return box
 
 
-def _by_matscipy(
-    positions: np.ndarray, at: Tensor, box: np.ndarray, pbc: np.ndarray, cutoff: float
-) -> tuple[Tensor, Tensor, Tensor]:
-    from matscipy.neighbours import neighbour_list
-
-    found = neighbour_list("ijS", positions=positions, cell=box, pbc=pbc, cutoff=cutoff)
-    centers, neighbors, unit_shifts = (torch.from_numpy(rows) for rows in found)
-    return centers.long(), neighbors.long(), unit_shifts.to(at)
+# Centers, neighbors and unit shifts [pairs, 3] (float64) of all pairs nearer than a cutoff, ascending in the first.
+Pairs = tuple[Tensor, Tensor, Tensor]
+Search = Callable[[np.ndarray, np.ndarray, np.ndarray, torch.device], Pairs]
 
 
-def _by_vesin(
-    positions: np.ndarray, at: Tensor, box: np.ndarray, pbc: np.ndarray, cutoff: float
-) -> tuple[Tensor, Tensor, Tensor]:
-    from vesin_torch import NeighborList as Search
+class MatscipySearch:
+    def __init__(self, cutoff: float) -> None:
+        self.cutoff = cutoff
 
-    search = Search(cutoff, full_list=True, sorted=True)
-    found = search.compute(at, torch.from_numpy(box).to(at), torch.from_numpy(pbc), "ijS")
-    centers, neighbors, unit_shifts = found
-    return centers, neighbors, unit_shifts.to(at)
+    def __call__(self, positions: np.ndarray, box: np.ndarray, pbc: np.ndarray, device: torch.device) -> Pairs:
+        from matscipy.neighbours import neighbour_list
+
+        found = neighbour_list("ijS", positions=positions, cell=box, pbc=pbc, cutoff=self.cutoff)
+        centers, neighbors, unit_shifts = (torch.from_numpy(rows).to(device) for rows in found)
+        return centers.long(), neighbors.long(), unit_shifts.double()
+
+
+class VesinSearch:
+    """Keeps vesin's buffers between searches: to make them takes longer than a search.
+
+    Their size is vesin's own guess, or by environment; in cells that are far smaller than the cutoff it is too small.
+    """
+
+    def __init__(self, cutoff: float) -> None:
+        self.cutoff, self._most = cutoff, 0
+        self._vesin = self._new()
+
+    def _new(self) -> Any:
+        from vesin_torch import NeighborList as Vesin
+
+        return Vesin(self.cutoff, full_list=True, sorted=True)
+
+    def __call__(self, positions: np.ndarray, box: np.ndarray, pbc: np.ndarray, device: torch.device) -> Pairs:
+        at, there = (torch.from_numpy(values).to(device) for values in (positions, box))
+        while True:
+            try:
+                found = self._vesin.compute(at, there, torch.from_numpy(pbc), "ijS")
+                break
+            except RuntimeError as error:
+                if _VESINS_MOST not in str(error) or self._most > _MOST_NEIGHBORS:
+                    raise
+                self._most = 4 * (self._most or 512)
+                os.environ[_VESINS_MOST] = str(self._most)
+                self._vesin = self._new()
+        centers, neighbors, unit_shifts = found
+        return centers.long(), neighbors.long(), unit_shifts.double()
+
+
+# How many neighbors of an atom vesin has room for on a GPU.
+_VESINS_MOST = "VESIN_CUDA_MAX_PAIRS_PER_POINT"
+_MOST_NEIGHBORS = 1 << 20

@@ -141,6 +141,16 @@ def ghost_ends(real: Counts, size: Counts, device: torch.device) -> Tensor:
     return real.atoms + torch.arange(edges, device=device) * used // max(edges, 1)
 
 
+def ghost_ends_there(atoms: Tensor, edges: Tensor, size: Counts, numbers: Tensor) -> Tensor:
+    """:func:`ghost_ends` for numbers of atoms and edges that the device knows; rows of real edges hold no atom.
+
+    numbers [size.edges]: 0, 1, 2 ...
+    """
+    ghost_edges, ghost_atoms = size.edges - edges, size.atoms - atoms
+    used = (ghost_edges * atoms / edges.clamp(min=1)).round().long().clamp(min=1).minimum(ghost_atoms)
+    return atoms + (numbers - edges) * used // ghost_edges.clamp(min=1)
+
+
 def ghost_pointer(real: Counts, size: Counts, device: torch.device) -> Tensor:
     """The end of the ghosts' structure in a list of where structures begin."""
     return torch.full((1,), size.atoms, device=device)
@@ -240,21 +250,35 @@ class PaddedStep:
 
     def __call__(self, fields: Fields, real: Counts) -> dict[str, Any]:
         """The results of the real atoms, edges and graphs, in memory of their own."""
+        self.fill(fields, real)
+        return self._real(self.launch(), real)
+
+    def fill(self, fields: Fields, real: Counts) -> None:
+        """Copy a graph, and ghosts, to where the model reads them."""
+        if self.device.type == "cuda":
+            self._follow_stream()
+        self._fill(fields, real)
+
+    def launch(self) -> dict[str, Any]:
+        """The results of what was filled, ghosts' too, in memory that the next launch overwrites."""
         if self.device.type != "cuda":
-            self._fill(fields, real)
-            return self._real(self._computed(), real)
+            return self._computed()
         with torch.cuda.device(self.device):
-            stream = torch.cuda.current_stream()
-            if self._stream not in (None, stream):
-                stream.wait_stream(self._stream)
-            self._stream = stream
-            self._fill(fields, real)
+            stream = self._follow_stream()
             if self._graph is None:
                 self._capture(stream)
             assert self._graph is not None
             self._graph.replay()
-            self.replays += 1
-            return self._real(self._found, real)
+        self.replays += 1
+        return self._found
+
+    def _follow_stream(self) -> torch.cuda.Stream:
+        """The stream of the caller, which waits for that of the last call."""
+        stream = torch.cuda.current_stream(self.device)
+        if self._stream not in (None, stream):
+            stream.wait_stream(self._stream)
+        self._stream = stream
+        return stream
 
     @torch.no_grad()
     def _fill(self, fields: Fields, real: Counts) -> None:

@@ -12,14 +12,17 @@ from __future__ import annotations
 import copy
 import importlib
 import logging
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
 import numpy as np
 import torch
+from ase.calculators.calculator import all_changes
 from torch import Tensor
 
+from autotune.models.capture import CapturedModel
 from autotune.models.neighbors import AtomicGraph, NeighborList, missing_search
+from autotune.models.one_launch import Frame, OneLaunch
 
 if TYPE_CHECKING:
     from ase import Atoms
@@ -32,40 +35,89 @@ Inputs = TypeVar("Inputs")
 class KeptInputs(Generic[Inputs]):
     """A package's inputs of a set of atoms, and the neighbours of these atoms as they move.
 
-    cutoff: in angstrom. searches, makes: how often neighbours were searched and inputs made so far.
+    cutoff: in angstrom. searches, makes: how often neighbours were searched and inputs made so far. derived: what a
+    calculator computed of the inputs, forgotten with them.
     """
 
     def __init__(self, cutoff: float, device: torch.device) -> None:
         self.list = NeighborList(cutoff, device)
         self.makes = 0
+        self.derived: dict[str, Any] = {}
         self._inputs: Inputs | None = None
         self._depends_on: tuple[Any, ...] = ()
+        self._launches: list[OneLaunch] = []
 
     @property
     def searches(self) -> int:
         return self.list.searches
+
+    @property
+    def launched_edges(self) -> int:
+        """Of the last step by one launch."""
+        return self._launches[0].edges
+
+    @property
+    def inputs(self) -> Inputs:
+        """Those of the last step."""
+        assert self._inputs is not None
+        return self._inputs
 
     def of(self, atoms: Atoms, depends_on: Sequence[Any], make: Callable[[], Inputs]) -> tuple[Inputs, AtomicGraph]:
         """The inputs, made anew if the atoms' species, their periodicity or ``depends_on`` changed; and the graph.
 
         The inputs are shared between steps: copy before you change them.
         """
-        positions, cell = atoms.get_positions(), np.array(atoms.cell)
-        graph = self.list.graph(positions, cell, atoms.pbc)
+        graph = self.list.graph(*_frame(atoms))
+        return self._inputs_of(atoms, depends_on, make), graph
+
+    def launched(
+        self,
+        models: Sequence[Any],
+        atoms: Atoms,
+        depends_on: Sequence[Any],
+        make: Callable[[], Inputs],
+        *,
+        names: Sequence[str],
+        **options: Any,
+    ) -> list[dict[str, Tensor]] | None:
+        """Each model's results on the host by one launch; None unless all are captured and take such inputs.
+
+        names: the results that are wanted. options: of a call of the models.
+        """
+        if [launch.model for launch in self._launches] != list(models):
+            captured = [model for model in models if isinstance(model, CapturedModel)]
+            if len(captured) < len(models):
+                return None
+            self._launches = [OneLaunch(model, self.list.cutoff, names, options) for model in captured]
+        frame = _frame(atoms)
+        pairs = self.list.candidates(*frame)
+        for launch in self._launches:
+            launch.begin(frame, pairs)
+        inputs = self._inputs_of(atoms, depends_on, make)
+        if any(launch.refuses(inputs) for launch in self._launches):
+            return None
+        return [launch.end(frame, inputs, pairs) for launch in self._launches]
+
+    def _inputs_of(self, atoms: Atoms, depends_on: Sequence[Any], make: Callable[[], Inputs]) -> Inputs:
         identity = (atoms.numbers, atoms.pbc, *depends_on)
         if self._inputs is None or not _equal(identity, self._depends_on):
             self._inputs = None  # while they are made, which may fail
+            self.derived.clear()
             inputs = make()
             self._depends_on = copy.deepcopy(identity)
             self._inputs = inputs
             self.makes += 1
-        return self._inputs, graph
+        return self._inputs
 
     def __deepcopy__(self, memo: Any) -> KeptInputs[Inputs]:
         return KeptInputs(self.list.cutoff, self.list.device)
 
     def __reduce__(self) -> tuple:
         return KeptInputs, (self.list.cutoff, self.list.device)
+
+
+def _frame(atoms: Atoms) -> Frame:
+    return Frame(atoms.get_positions(), np.array(atoms.cell), atoms.pbc)
 
 
 def _equal(one: Any, other: Any) -> bool:
@@ -78,14 +130,28 @@ def _equal(one: Any, other: Any) -> bool:
     return type(one) is type(other) and bool(one == other)
 
 
-def to_host(*tensors: Tensor) -> Iterator[Tensor]:
+def to_host(*tensors: Tensor) -> list[Tensor]:
     """The tensors on the CPU, by one copy from their device."""
-    if all(tensor.is_cpu for tensor in tensors):
-        yield from tensors
-        return
-    rows = torch.cat([tensor.detach().double().flatten() for tensor in tensors]).cpu()
-    for tensor, values in zip(tensors, rows.split([tensor.numel() for tensor in tensors]), strict=True):
-        yield values.reshape(tensor.shape).to(tensor.dtype)
+    there = [tensor.detach() for tensor in tensors if not tensor.is_cpu]
+    if not there:
+        return list(tensors)
+    values = torch.cat([tensor.double().flatten() for tensor in there]).cpu()
+    arrived = iter(values.split([tensor.numel() for tensor in there]))
+    return [t if t.is_cpu else next(arrived).reshape(t.shape).to(t.dtype) for t in tensors]
+
+
+def changes_since(calculator: Any, atoms: Atoms, tol: float = 1e-15) -> list[str]:
+    """ASE's ``check_state`` of a calculator: what changed since its last calculation, compared exactly.
+
+    ASE asks three times a step, and by its own comparison that takes as long as a small model.
+    """
+    last = calculator.atoms
+    if last is None or last.arrays.keys() != atoms.arrays.keys():
+        return list(all_changes)
+    of_cell = {"cell": (last.cell.array, atoms.cell.array), "pbc": (last.pbc, atoms.pbc)}
+    pairs = {name: (last.arrays[name], atoms.arrays[name]) for name in last.arrays} | of_cell
+    compared = [name for name in all_changes if name in pairs and name not in calculator.ignored_changes]
+    return [name for name in compared if not np.array_equal(*pairs[name])]
 
 
 class QuickSteps:

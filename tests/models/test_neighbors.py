@@ -17,8 +17,7 @@ pytest.importorskip("matscipy", reason="matscipy is not installed")
 
 from ase.neighborlist import primitive_neighbor_list
 
-from autotune.models import neighbors
-from autotune.models.neighbors import AtomicGraph, NeighborList, search_box
+from autotune.models.neighbors import AtomicGraph, MatscipySearch, NeighborList, VesinSearch, search_box
 from kernelgen.errors import InputError
 
 CPU = torch.device("cpu")
@@ -80,14 +79,31 @@ def test_vesins_search_finds_what_matscipys_does(system: Any, cutoff: float) -> 
     """On the CPU, where it can run too; NeighborList takes it on a GPU."""
     pytest.importorskip("vesin_torch", reason="vesin-torch is not installed")
     positions, cell, pbc = system
-    box, at = search_box(positions, cell, pbc), torch.from_numpy(positions)
-    found, wanted = (
-        Counter(map(tuple, torch.cat([rows[0][:, None], rows[1][:, None], rows[2].long()], dim=1).tolist()))
-        for rows in (
-            search(positions, at, box, pbc, cutoff) for search in (neighbors._by_vesin, neighbors._by_matscipy)
-        )
+    assert_searches_agree(positions, cell, pbc, cutoff, CPU)
+
+
+def assert_searches_agree(positions: Any, cell: Any, pbc: Any, cutoff: float, device: torch.device) -> None:
+    box = search_box(positions, cell, pbc)
+    by_vesin, by_matscipy = (
+        Counter(map(tuple, torch.column_stack([*pairs[:2], pairs[2].long()]).tolist()))
+        for pairs in (VesinSearch(cutoff)(positions, box, pbc, device), MatscipySearch(cutoff)(positions, box, pbc, CPU))
     )
-    assert found == wanted
+    assert by_vesin == by_matscipy
+
+
+@pytest.mark.gpu
+@settings(max_examples=60, deadline=None)
+@given(system=systems(), cutoff=st.floats(1.0, 5.0))
+def test_vesins_search_on_a_gpu_finds_what_matscipys_does(system: Any, cutoff: float) -> None:
+    assert_searches_agree(*system, cutoff, torch.device("cuda"))
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("width", [1.2, 2.0, 40.0])
+def test_vesins_search_on_a_gpu_of_dense_and_of_large_cells(width: float) -> None:
+    """One atom with some thousand neighbours, and 6,000 atoms."""
+    positions = np.random.default_rng(0).uniform(0, width, size=(1 if width < 10 else 6000, 3))
+    assert_searches_agree(positions, width * np.eye(3), np.array([True] * 3), 7.0, torch.device("cuda"))
 
 
 def cube() -> tuple[np.ndarray, np.ndarray, np.ndarray]:
@@ -115,20 +131,27 @@ def test_two_atoms_that_approach_each_other_by_half_the_skin_each_are_found() ->
     assert len(atoms.graph(closer, cell, pbc).centers) == 2 and atoms.searches == 1
 
 
-def test_a_cell_that_changes_is_searched_without_a_skin() -> None:
+@settings(max_examples=60, deadline=None)
+@given(seed=st.integers(0, 2**32 - 1), size=st.sampled_from([0.003, 0.03, 0.1]), follows=st.booleans())
+def test_a_cell_that_changes_is_followed_while_the_skin_lasts(seed: int, size: float, follows: bool) -> None:
+    random = np.random.default_rng(seed)
     positions, cell, pbc = cube()
     atoms = NeighborList(3.0, CPU, skin=1.0)
-    for step in range(3):
-        now = cell * (1 + 0.01 * step)
-        check(atoms.graph(positions, now, pbc), positions, now, pbc, 3.0)
-    candidates = atoms._candidates
-    assert atoms.searches == 3 and candidates is not None and candidates.skin == 0
-    atoms.graph(positions, now, pbc)
-    assert atoms.searches == 3, "nothing moved"
-    for _ in range(2):
-        positions = positions + 0.01
-        atoms.graph(positions, now, pbc)
-    assert atoms.searches == 4, "at rest again, with a skin"
+    for _ in range(6):
+        strain = np.eye(3) + size * random.normal(size=(3, 3))
+        cell = cell @ strain
+        positions = (positions @ strain if follows else positions) + 0.02 * random.normal(size=positions.shape)
+        check(atoms.graph(positions, cell, pbc), positions, cell, pbc, 3.0)
+    assert not (follows and size == 0.003) or atoms.searches == 1
+
+
+def test_a_cell_may_shrink_as_far_as_the_skin_allows() -> None:
+    """By a quarter with all its atoms: pairs 4 apart are 3 apart then, and the cutoff is 3."""
+    positions, cell, pbc = cube()
+    atoms = NeighborList(3.0, CPU, skin=1.0)
+    for factor, searches in ((1.0, 1), (1.3, 1), (0.76, 1), (0.74, 2)):
+        check(atoms.graph(factor * positions, factor * cell, pbc), factor * positions, factor * cell, pbc, 3.0)
+        assert atoms.searches == searches, factor
 
 
 @pytest.mark.parametrize("where", ["atom 3", "the cell"])

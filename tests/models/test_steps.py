@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 import torch
 from ase import Atoms
+from ase.build import bulk
 from ase.calculators.lj import LennardJones
 from ase.calculators.mixing import SumCalculator
 from calculator_cases import calculators, model_for, quick_calculator, stock_calculator
@@ -24,6 +25,7 @@ from autotune.models.package import default_dtype
 from kernelgen.errors import InputError
 
 of_all = pytest.mark.parametrize("package", [pytest.param(name, id=name, marks=needs(name)) for name in MODULES])
+ways = pytest.mark.parametrize("captured", [False, True], ids=["model", "captured"])
 # SevenNet's calculator is of float32.
 TOLERANCE = {"mace": 1e-10, "nequip": 1e-10, "allegro": 1e-10, "sevennet": 2e-5}
 
@@ -34,6 +36,11 @@ def dtype_of_nequips_data(request: pytest.FixtureRequest) -> Iterator[None]:
     nequips = any(name in request.node.name for name in ("nequip", "allegro"))
     with default_dtype(torch.float64 if nequips else torch.float32):
         yield
+
+
+def captured_model_of(calculator: Any) -> Any:
+    (model,) = getattr(calculator, "models", None) or [calculator.model]
+    return model
 
 
 def results_of(calculator: Any, atoms: Atoms) -> dict[str, Any]:
@@ -82,10 +89,16 @@ def walk(atoms: Atoms, frames: int, width: float) -> Iterator[Atoms]:
         yield atoms
 
 
+def pair(package: str, captured: bool) -> tuple[Any, Any]:
+    """Stock and quick; on a CPU a captured model computes what one launch would, step by step."""
+    return stock_calculator(package), quick_calculator(package, capture=captured)
+
+
 @of_all
+@ways
 @pytest.mark.parametrize("structure", list(STRUCTURES))
-def test_moving_atoms_have_stocks_results(package: str, structure: str) -> None:
-    stock, quick = calculators(package)
+def test_moving_atoms_have_stocks_results(package: str, structure: str, captured: bool) -> None:
+    stock, quick = pair(package, captured)
     for atoms in walk(STRUCTURES[structure](), frames=12, width=0.04):
         assert_agree(package, quick, stock, atoms)
     kept = quick.kept_inputs()
@@ -105,9 +118,10 @@ def test_steps_on_a_gpu_have_stocks_results(package: str, structure: str, captur
 
 
 @of_all
-def test_a_cell_that_changes_is_followed(package: str) -> None:
+@ways
+def test_a_cell_that_changes_is_followed(package: str, captured: bool) -> None:
     """It shrinks by a fifth, then doubles; atoms move with it or stay."""
-    stock, quick = calculators(package)
+    stock, quick = pair(package, captured)
     atoms = slanted()
     for factor in (0.99, 0.95, 0.85, 1.0, 2.0, 2.0, 0.5):
         atoms.set_cell(atoms.cell * factor, scale_atoms=factor < 1)
@@ -118,8 +132,9 @@ def test_a_cell_that_changes_is_followed(package: str) -> None:
 
 
 @of_all
-def test_other_atoms_are_never_served_stale(package: str) -> None:
-    stock, quick = calculators(package)
+@ways
+def test_other_atoms_are_never_served_stale(package: str, captured: bool) -> None:
+    stock, quick = pair(package, captured)
     first = imidazole()
     swapped, fewer, open_box = first.copy(), first[:6], first.copy()
     swapped.numbers = swapped.numbers[::-1].copy()
@@ -131,8 +146,9 @@ def test_other_atoms_are_never_served_stale(package: str) -> None:
 
 
 @of_all
-def test_a_gas_has_no_edges_at_times(package: str) -> None:
-    stock, quick = calculators(package)
+@ways
+def test_a_gas_has_no_edges_at_times(package: str, captured: bool) -> None:
+    stock, quick = pair(package, captured)
     atoms = Atoms("CH", [[0, 0, 0], [0, 0, 2.0]], cell=[30.0] * 3, pbc=True)
     for distance in (2.0, 3.9, 4.1, 9.0, 3.0):
         atoms.positions[1, 2] = distance
@@ -140,8 +156,9 @@ def test_a_gas_has_no_edges_at_times(package: str) -> None:
 
 
 @of_all
-def test_a_failed_step_leaves_nothing_behind(package: str) -> None:
-    stock, quick = calculators(package)
+@ways
+def test_a_failed_step_leaves_nothing_behind(package: str, captured: bool) -> None:
+    stock, quick = pair(package, captured)
     atoms = imidazole()
     assert_agree(package, quick, stock, atoms)
     lost, unknown = atoms.copy(), atoms.copy()
@@ -206,7 +223,7 @@ def test_captured_models_take_kept_inputs(package: str) -> None:
     stock, quick = stock_calculator(package), quick_calculator(package, capture=True)
     for atoms in walk(slanted(), frames=6, width=0.04):
         assert_agree(package, quick, stock, atoms)
-    (model,) = getattr(quick, "models", None) or [quick.model]
+    model = captured_model_of(quick)
     assert (model.replays, model.eager_calls, quick.kept_inputs().makes) == (6, 0, 1)
 
 
@@ -261,3 +278,61 @@ def test_other_transforms_of_nequips_are_followed() -> None:
         for atoms in walk(imidazole(), frames=3, width=0.05):
             assert_agree("nequip", quick, stock, atoms)
         assert (quick._kept is not None) == kept, quick.step
+
+
+@of_all
+def test_edges_that_outgrow_a_launch_are_repaired_in_the_same_step(package: str) -> None:
+    """A crystal is compressed: the same candidates, and twice as many edges."""
+    stock, quick = pair(package, captured=True)
+    crystal = bulk("C", "diamond", a=3.9, cubic=True)
+    model = captured_model_of(quick)
+    for factor, captures in ((1.0, 1), (0.82, 2), (1.0, 2), (0.82, 2)):
+        atoms = crystal.copy()
+        atoms.set_cell(crystal.cell * factor, scale_atoms=True)
+        assert_agree(package, quick, stock, atoms)
+        assert (model.captures, quick.kept_inputs().searches) == (captures, 1)
+    assert model.replays == 4
+
+
+@of_all
+def test_a_gas_that_condenses_is_captured_at_two_sizes(package: str) -> None:
+    stock, quick = pair(package, captured=True)
+    dilute = imidazole()
+    dilute.set_cell(dilute.cell * 3, scale_atoms=True)
+    for atoms in (dilute, imidazole(), dilute, imidazole()):
+        assert_agree(package, quick, stock, atoms)
+    model = captured_model_of(quick)
+    assert (model.captures, model.replays, quick.kept_inputs().makes) == (2, 4, 1)
+
+
+@of_all
+def test_a_model_that_changes_between_launches_is_followed(package: str) -> None:
+    """Values written in place, other memory, another mode of torch's."""
+    stock, quick = pair(package, captured=True)
+    atoms = imidazole()
+    assert_agree(package, quick, stock, atoms)
+    inner = captured_model_of(quick).model
+    before = results_of(quick, atoms)["energy"]
+
+    def change(double: Any) -> None:
+        """Weights of both models, in the layout of each: a factor that all of them get."""
+        for model in (inner, captured_stock):
+            for parameter in model.parameters():
+                double(parameter)
+
+    captured_stock = getattr(stock, "models", None)
+    captured_stock = captured_stock[0] if captured_stock else stock.model
+    with torch.no_grad():
+        change(lambda parameter: parameter.mul_(1.02))
+    results_of(quick, imidazole())
+    assert_agree(package, quick, stock, slanted())
+    with torch.no_grad():
+        change(lambda parameter: setattr(parameter, "data", parameter.data * 1.02))
+    assert_agree(package, quick, stock, imidazole())
+    assert results_of(quick, atoms)["energy"] != before
+    torch.use_deterministic_algorithms(True)
+    try:
+        assert_agree(package, quick, stock, imidazole())
+    finally:
+        torch.use_deterministic_algorithms(False)
+    assert captured_model_of(quick).captures == 3

@@ -27,6 +27,7 @@ from autotune.models.layout import (
     with_users_descriptors,
 )
 from autotune.models.linear import AcceleratedLinear
+from autotune.models.neighbors import AtomicGraph
 from autotune.models.package import Outputs, Package, Parameters, converted, default_dtype, dtype_of, numbers_of
 from autotune.models.padding import Counts, Field, Fields, ghost_ends, ghost_pointer
 from autotune.models.radial import AcceleratedRadial, RadialBlock
@@ -521,8 +522,28 @@ class CapturableMace(CapturablePackage):
     def compute(self, model: Any, given: dict[str, Tensor], size: Counts, options: Mapping[str, Any]) -> dict[str, Any]:
         return model(given, **options)
 
+    def moving(self, model: Any, graph: AtomicGraph) -> dict[str, Tensor]:
+        return {
+            "positions": graph.positions,
+            "edge_index": torch.stack((graph.centers, graph.neighbors)),
+            "shifts": graph.offsets,
+            "unit_shifts": graph.unit_shifts,
+            "cell": extended_cell(graph, model.r_max),
+        }
+
 
 CAPTURABLE = CapturableMace()
+
+
+def extended_cell(graph: AtomicGraph, cutoff: float | Tensor) -> Tensor:
+    """The cell [3, 3] by which MACE divides stress: in directions that are not periodic longer than anything in it.
+
+    Read in mace 0.3.16, ``mace/data/neighborhood.py``.
+    """
+    cell, identity = graph.cell, torch.eye(3, dtype=graph.cell.dtype, device=graph.cell.device)
+    given = torch.where((cell != 0).any(), cell, identity)
+    width = (graph.positions.abs().amax() + 1) * 5 * cutoff
+    return torch.where(graph.pbc[:, None], given, width * identity)
 
 
 # MACE: ``ScaleShiftMACE`` and its conversions to cuEquivariance and OpenEquivariance, one at a time or both.

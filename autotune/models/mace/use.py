@@ -22,9 +22,11 @@ from torch import Tensor
 from autotune.models.accelerate import accelerate
 from autotune.models.capture import capture as captured
 from autotune.models.lammps import RankGraph, compile_energies, ready_copy
+from autotune.models.mace.package import extended_cell
 from autotune.models.mace.patched import forward_for_lammps
+from autotune.models.padding import triple_product
 from autotune.models.stand_ins import CONVOLUTIONS
-from autotune.models.step import QuickSteps, to_host
+from autotune.models.step import KeptInputs, QuickSteps, changes_since, to_host
 from kernelgen.errors import InputError
 
 # MACE's ASE calculator with Equitune in its models.
@@ -49,6 +51,7 @@ class MACECalculator(Stock, QuickSteps):
     """
 
     models: list[Any]
+    check_state = changes_since
 
     def __init__(self, *arguments: Any, capture: bool = False, **options: Any) -> None:
         if capture and options.get("compile_mode"):
@@ -74,44 +77,68 @@ class MACECalculator(Stock, QuickSteps):
         """MACE's batch of one structure; all of MACE's calculator takes its inputs from here."""
         if not self.steps_quickly():
             return super()._atoms_to_batch(atoms)
-        self.arrays_keys.update({self.charges_key: "charges"})  # as MACE does
-        batch, graph = self.kept_inputs().of(
-            atoms,
-            depends_on=(
-                *(self.head, self.default_dtype, self.info_keys, self.arrays_keys, self.z_table.zs),
-                [atoms.info.get(key) for key in self.info_keys.values()],
-                [atoms.arrays.get(key) for key in self.arrays_keys.values()],
-            ),
-            make=lambda: super(MACECalculator, self)._atoms_to_batch(atoms),
-        )
-        batch = copy.copy(batch)
+        kept, graph = self.kept_inputs().of(atoms, self._depends_on(atoms), lambda: self._stocks_batch(atoms))
+        batch = copy.copy(kept)
         dtype = batch.positions.dtype
-        cell = torch.from_numpy(_extended_cell(atoms, self.r_max)).to(dtype)
+        cell = extended_cell(graph, self.r_max)
         batch.positions = graph.positions.to(dtype)
         batch.edge_index = torch.stack((graph.centers, graph.neighbors))
-        batch.unit_shifts = graph.unit_shifts.to(dtype)
-        batch.shifts = (graph.unit_shifts @ graph.cell).to(dtype)
-        volume = torch.linalg.det(cell)
-        reciprocal = 2 * torch.pi * torch.linalg.inv(cell.mT) if volume.abs() > 0 else torch.zeros_like(cell)
-        batch.cell, batch.rcell = (value.to(self.device) for value in (cell, reciprocal))
-        batch.volume = volume.to(self.device).reshape(batch.volume.shape)
+        batch.unit_shifts, batch.shifts = graph.unit_shifts.to(dtype), graph.offsets.to(dtype)
+        volume = triple_product(cell)
+        # Zeros where a cell has no volume, as MACE does.
+        reciprocal = 2 * torch.pi * torch.linalg.cross(cell[[1, 2, 0]], cell[[2, 0, 1]]) / volume
+        batch.cell = cell.to(dtype)
+        batch.rcell = torch.where(volume != 0, reciprocal, 0.0).to(dtype)
+        batch.volume = volume.to(dtype).reshape(batch.volume.shape)
         return batch
+
+    def _stocks_batch(self, atoms: Atoms) -> Any:
+        return super()._atoms_to_batch(atoms)
+
+    def _depends_on(self, atoms: Atoms) -> tuple[Any, ...]:
+        """All that MACE makes a batch of, beside positions, cell and species."""
+        self.arrays_keys.update({self.charges_key: "charges"})  # as MACE does
+        return (
+            *(self.head, self.default_dtype, self.info_keys, self.arrays_keys, self.z_table.zs),
+            [atoms.info.get(key) for key in self.info_keys.values()],
+            [atoms.arrays.get(key) for key in self.arrays_keys.values()],
+        )
 
     def calculate(self, atoms: Any = None, properties: Any = None, system_changes: Any = all_changes) -> None:
         """MACE's results; those of models of energies come from the device by one copy."""
         if self.model_type != "MACE" or self.compute_atomic_stresses or not self.steps_quickly():
             return super().calculate(atoms, properties, system_changes)
         Calculator.calculate(self, atoms)
-        batch = self._atoms_to_batch(atoms).to_dict()
         options = {"compute_stress": True, "training": False}
         options |= {"compute_edge_forces": False, "compute_atomic_stresses": False}
-        outputs = [model({name: _own(value) for name, value in batch.items()}, **options) for model in self.models]
+        kept = self.kept_inputs()
+        outputs = kept.launched(
+            self.models,
+            atoms,
+            self._depends_on(atoms),
+            lambda: self._stocks_batch(atoms),
+            names=tuple(_UNITS),
+            **options,
+        )
+        if outputs is None:
+            batch = self._atoms_to_batch(atoms).to_dict()
+            outputs = [model({name: _own(value) for name, value in batch.items()}, **options) for model in self.models]
         names = [name for name in _UNITS if outputs[0].get(name) is not None]
-        of_models = [torch.stack([output[name].detach() for output in outputs]) for name in names]
-        heads = batch["head"][batch["batch"]]
-        alone = self.models[0].atomic_energies_fn(batch["node_attrs"])[torch.arange(len(heads)), heads].detach()
-        *on_host, alone = to_host(*of_models, alone)
-        self.results = self._results_of(dict(zip(names, on_host, strict=True)), alone.numpy())
+        on_host = to_host(*(torch.stack([output[name].detach() for output in outputs]) for name in names))
+        alone = self._energies_alone(kept)
+        self.results = self._results_of(dict(zip(names, on_host, strict=True)), alone)
+
+    def _energies_alone(self, kept: KeptInputs) -> np.ndarray:
+        """The energies [atoms] that the atoms would have without neighbors; asked anew if they may have changed."""
+        module = self.models[0].atomic_energies_fn
+        energies = module.atomic_energies
+        known, version, alone = kept.derived.get("alone", (None, 0, None))
+        if known is not energies or energies.is_inference() or version != energies._version:
+            batch = kept.inputs
+            heads = batch["head"][batch["batch"]]
+            alone = module(batch["node_attrs"]).gather(1, heads[:, None]).squeeze(1).detach().cpu().numpy()
+            kept.derived["alone"] = (energies, 0 if energies.is_inference() else energies._version, alone)
+        return alone
 
     def _results_of(self, of_models: dict[str, Tensor], alone: np.ndarray) -> dict[str, Any]:
         """ASE's results of values [models, ...] of each name, and the energies of isolated atoms [atoms].
@@ -123,7 +150,7 @@ class MACECalculator(Stock, QuickSteps):
             power_of_energy, power_of_length = _UNITS[name]
             unit = self.energy_units_to_eV**power_of_energy * self.length_units_to_A**power_of_length
             values = values[:, 0] if name in _OF_STRUCTURES else values
-            results[name] = _numbers(values.mean(dim=0)) * unit
+            results[name] = _numbers(values.mean(dim=0) if len(values) > 1 else values[0]) * unit
             if len(values) > 1 and name in ("energy", "forces", "stress", "dipole"):
                 results[f"{name}_comm"] = values.numpy() * unit
                 results[f"{name}_var"] = _numbers(values.var(dim=0, unbiased=False)) * unit**2
@@ -158,16 +185,6 @@ def _numbers(values: Tensor) -> Any:
 def _own(value: Any) -> Any:
     """For one model, which asks for gradients of some of its inputs."""
     return value.detach() if isinstance(value, Tensor) else value
-
-
-def _extended_cell(atoms: Atoms, cutoff: float) -> np.ndarray:
-    """The cell by which MACE divides stress: in directions that are not periodic longer than anything in it.
-
-    Read in mace 0.3.16, ``mace/data/neighborhood.py``.
-    """
-    extended = np.array(atoms.cell) if atoms.cell.any() else np.eye(3)
-    extended[~atoms.pbc] = ((np.abs(atoms.positions).max() + 1) * 5 * cutoff * np.eye(3))[~atoms.pbc]
-    return extended
 
 
 # MACE's models for LAMMPS.

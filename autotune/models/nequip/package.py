@@ -18,6 +18,7 @@ from autotune.models.capture import CapturablePackage, along_x, cube
 from autotune.models.gate import IrMulGate
 from autotune.models.layout import ModelLayout, Part, check_same, outline
 from autotune.models.linear import AcceleratedLinear
+from autotune.models.neighbors import AtomicGraph
 from autotune.models.package import Outputs, Package, Parameters, converted, default_dtype, numbers_of
 from autotune.models.padding import Counts, Field, Fields, ghost_atoms, ghost_ends
 from autotune.models.radial import AcceleratedCutoff, RadialBlock, is_cutoff
@@ -260,6 +261,14 @@ class CapturableNequIP(CapturablePackage):
 
     def compute(self, model: Any, given: dict[str, Tensor], size: Counts, options: Mapping[str, Any]) -> dict[str, Any]:
         return model(given, **options)
+
+    def moving(self, model: Any, graph: AtomicGraph) -> dict[str, Tensor]:
+        return {
+            "pos": graph.positions,
+            "edge_index": torch.stack((graph.centers, graph.neighbors)),
+            "edge_cell_shift": graph.unit_shifts,
+            "cell": graph.cell[None],
+        }
 
     def answer(self, model: Any, inputs: Mapping[str, Any], found: dict[str, Any]) -> dict[str, Any]:
         """With the inputs, as NequIP returns them; without a cell there is no stress."""

@@ -6,16 +6,21 @@ from typing import Any
 
 import torch
 from ase import Atoms
+from ase.calculators.calculator import all_changes
 from nequip.data import AtomicDataDict as Data
 from nequip.data.transforms import ChemicalSpeciesToAtomTypeMapper, NeighborListTransform
 from nequip.integrations.ase import NequIPCalculator as Stock
 
 from autotune.models.accelerate import accelerate
 from autotune.models.capture import capture as captured
-from autotune.models.step import QuickSteps
+from autotune.models.step import QuickSteps, changes_since
 
 # Change ``from nequip.integrations.ase import NequIPCalculator`` to ``from autotune.models.nequip.use import
 # NequIPCalculator`` and nothing else.
+
+
+# What its calculator takes from a model's output.
+_RESULTS = (Data.TOTAL_ENERGY_KEY, Data.PER_ATOM_ENERGY_KEY, Data.FORCE_KEY, Data.STRESS_KEY)
 
 
 class NequIPCalculator(Stock, QuickSteps):
@@ -31,6 +36,9 @@ class NequIPCalculator(Stock, QuickSteps):
     """
 
     model: Any
+    check_state = changes_since
+    # The output of the step that is being calculated.
+    _launched: dict[str, torch.Tensor] | None = None
 
     def __init__(self, *arguments: Any, capture: bool = False, **options: Any) -> None:
         super().__init__(*arguments, **options)
@@ -50,14 +58,33 @@ class NequIPCalculator(Stock, QuickSteps):
     def _neighbor_list(self) -> NeighborListTransform:
         return next(transform for transform in self.transforms if isinstance(transform, NeighborListTransform))
 
+    def calculate(self, atoms: Any = None, properties: Any = ("energy",), system_changes: Any = all_changes) -> None:
+        """NequIP's results; those of a captured model by one launch."""
+        self._launched = None if atoms is None else self._by_one_launch(atoms)
+        try:
+            super().calculate(atoms, properties, system_changes)
+        finally:
+            self._launched = None
+
+    def _by_one_launch(self, atoms: Atoms) -> dict[str, torch.Tensor] | None:
+        """A captured model's output; None for other models, and where more of it is read than NequIP's class does."""
+        reads_more = type(self).save_extra_outputs is not Stock.save_extra_outputs
+        if reads_more or not self.steps_quickly() or self._neighbor_list()._pruner is not None:
+            return None
+        found = self.kept_inputs().launched([self.model], atoms, (), lambda: self._stocks_data(atoms), names=_RESULTS)
+        return found and found[0]
+
+    def _stocks_data(self, atoms: Atoms) -> dict[str, torch.Tensor]:
+        return super().atoms_to_data(atoms)
+
     def atoms_to_data(self, atoms: Atoms) -> dict[str, torch.Tensor]:
         """NequIP's data of one structure; all of its calculator takes its inputs from here."""
+        if self._launched is not None:
+            return {}
         if not self.steps_quickly():
             return super().atoms_to_data(atoms)
         # Whatever else ``from_ase`` takes from the atoms, no model of energies reads.
-        kept, graph = self.kept_inputs().of(
-            atoms, depends_on=(), make=lambda: super(NequIPCalculator, self).atoms_to_data(atoms)
-        )
+        kept, graph = self.kept_inputs().of(atoms, (), lambda: self._stocks_data(atoms))
         dtype = kept[Data.POSITIONS_KEY].dtype
         data = dict(kept)
         data[Data.POSITIONS_KEY] = graph.positions.to(dtype)
@@ -66,3 +93,6 @@ class NequIPCalculator(Stock, QuickSteps):
         data[Data.EDGE_CELL_SHIFT_KEY] = graph.unit_shifts.to(dtype)
         prune = self._neighbor_list()._pruner
         return data if prune is None else prune(data)
+
+    def call_model(self, data: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+        return super().call_model(data) if self._launched is None else self._launched

@@ -20,8 +20,9 @@ from autotune.models.capture import CapturablePackage, along_x
 from autotune.models.gate import IrMulGate
 from autotune.models.layout import ModelLayout, Part, check_same, outline
 from autotune.models.linear import AcceleratedLinear
+from autotune.models.neighbors import AtomicGraph
 from autotune.models.package import Outputs, Package, Parameters, converted, default_dtype, dtype_of, numbers_of
-from autotune.models.padding import Counts, Field, Fields, ghost_ends
+from autotune.models.padding import Counts, Field, Fields, ghost_ends, triple_product
 from autotune.models.radial import AcceleratedCutoff, AcceleratedRadial, RadialBlock, is_cutoff
 from autotune.models.replace import RetypedBlock, check_e3nn, e3nn_class, home_of, retype, take_type_back
 from autotune.models.species import SpeciesProduct
@@ -238,6 +239,13 @@ class CapturableSevenNet(CapturablePackage):
         data = with_energies(model, given, size.graphs)
         (by_edge,) = torch.autograd.grad(data["inferred_total_energy"].sum(), data["edge_vec"])
         return data | forces_and_stress(model, data, by_edge, size)
+
+    def moving(self, model: Any, graph: AtomicGraph) -> dict[str, Tensor]:
+        return {
+            "edge_index": torch.stack((graph.centers, graph.neighbors)),
+            "edge_vec": graph.vectors,
+            "cell_volume": triple_product(graph.cell).abs().reshape(1),
+        }
 
     def answer(self, model: Any, inputs: Any, found: dict[str, Any]) -> dict[str, Any]:
         """With the inputs that SevenNet returns as they are; for a model that takes no batches without a structure's
