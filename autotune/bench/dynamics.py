@@ -26,7 +26,7 @@ from autotune.models.capture import CapturedModel
 from autotune.models.neighbors import NeighborList
 from autotune.models.one_launch import OneLaunch
 from autotune.models.package import default_dtype
-from autotune.models.step import quicken
+from autotune.models.step import QuickSteps, quicken
 from autotune.models.whole_model import WholeModel
 
 TIMESTEP_FS, TEMPERATURE_K = 1.0, 300.0
@@ -34,7 +34,7 @@ STEPS_FROM_START = 20
 
 
 class Dynamics:
-    """A simulation of a structure by a contender's model. how: how the calculator makes its inputs, in words."""
+    """A simulation of a structure by a contender's model."""
 
     def __init__(self, model: WholeModel, atoms: Atoms, *, is_ours: bool) -> None:
         self.package, self.device = model.package, model.device
@@ -42,7 +42,8 @@ class Dynamics:
         inner = module.model if isinstance(module, CapturedModel) else module
         self.calculator = model.calculator(inner)
         self._replace_models(lambda _: module)
-        self.how = (quicken(self.calculator) if is_ours else "") or "the package's own calculator"
+        if is_ours:
+            quicken(self.calculator)
         self.atoms = atoms.copy()
         MaxwellBoltzmannDistribution(self.atoms, temperature_K=TEMPERATURE_K, rng=np.random.default_rng(0))
         Stationary(self.atoms)
@@ -50,6 +51,11 @@ class Dynamics:
         self.atoms.calc = self.calculator
         self._integrator = VelocityVerlet(self.atoms, TIMESTEP_FS * units.fs)
         self._steps = 0
+
+    @property
+    def how(self) -> str:
+        """How the calculator makes its inputs, in words."""
+        return getattr(self.calculator, "step", "") or "the package's own calculator"
 
     def _replace_models(self, replacement: Callable[[Any], Any]) -> None:
         if hasattr(self.calculator, "models"):  # MACE's takes a committee
@@ -87,6 +93,9 @@ class Dynamics:
         seconds["rest"] = whole - sum(seconds.values())
         return {name: round(value / steps * 1e3, 4) for name, value in seconds.items()}
 
+    def _launches(self) -> bool:
+        return isinstance(self.calculator, QuickSteps) and self.calculator.kept_inputs().launches
+
     @contextmanager
     def _clocks(self) -> Iterator[dict[str, float]]:
         """Within, the seconds of neighbors and of the model add up in what is yielded.
@@ -118,13 +127,13 @@ class Dynamics:
 
         def with_clock(model: Any) -> Any:
             models.append(model)
-            # A captured model is launched by the calculator itself.
-            return model if isinstance(model, CapturedModel) else _Called(model, timed("model", model))
+            # A captured model's calculator launches it by itself.
+            return model if self._launches() else _Called(model, timed("model", model))
 
         with ExitStack() as stack:
             for owner, name in places:
                 stack.enter_context(patch.object(owner, name, timed("neighbors", getattr(owner, name))))
-            for owner, name in ((OneLaunch, "begin"), (OneLaunch, "end"), (CapturedModel, "forward")):
+            for owner, name in ((OneLaunch, "begin"), (OneLaunch, "end")):
                 stack.enter_context(patch.object(owner, name, timed("model", getattr(owner, name))))
             self._replace_models(with_clock)
             try:

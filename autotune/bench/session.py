@@ -28,6 +28,7 @@ from autotune.bench.rows import DEFAULT
 from autotune.errors import PeerError
 from autotune.measure.timing import synchronize
 from autotune.models.package import Outputs
+from autotune.models.step import PATIENCE
 from autotune.models.whole_model import WholeModel
 from autotune.text import CAPTURED, is_ours
 
@@ -202,6 +203,8 @@ class ModelSession:
             return cell
         step = self.step(structure, which)
         calls = warm_up_calls(self.setting.contender, self.device)
+        if which == "md_step":
+            calls = max(calls, PATIENCE + 2)
         # Who tunes itself does so on the first, smallest structure, whatever time it takes.
         limit_s = effort.warm_up_s if which in self.warmed else effort.tuning_s
         warm_up(step, self.device, calls, limit_s)

@@ -170,7 +170,10 @@ class LaunchedStep(PaddedStep):
             self._centers, self._neighbors = torch.zeros(2, room, dtype=torch.long, device=device)
             self._unit_shifts = torch.zeros(room, 3, dtype=torch.float64, device=device)
             self._numbers = torch.arange(max(room, size.edges), device=device)
-            self._ghost_shift, self._ghost_offset = along_x(1.0).to(self._arrived), along_x(2 * cutoff).to(self._arrived)
+            self._ghost_shift, self._ghost_offset = (
+                along_x(1.0).to(self._arrived),
+                along_x(2 * cutoff).to(self._arrived),
+            )
 
     @torch.no_grad()
     def place(self, fields: Fields, real: Counts, pairs: Candidates) -> None:

@@ -4,6 +4,9 @@ A step of MACE, NequIP or SevenNet by their own calculators makes everything ane
 one-hot rows, a batch. With their models accelerated that is most of the step. :class:`KeptInputs` makes it once for a
 set of atoms; a step then sends positions and cell, and takes the edges from a :class:`NeighborList`.
 
+On a GPU a simulation's models are captured after some steps: then each step is one launch, but for a search of
+neighbours when the skin is used up (``autotune.models.one_launch``).
+
 Each package's ``use`` module has the calculator that does so, and :func:`quicken` turns a stock one into it, in place.
 """
 
@@ -12,7 +15,7 @@ from __future__ import annotations
 import copy
 import importlib
 import logging
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
 import numpy as np
@@ -20,14 +23,18 @@ import torch
 from ase.calculators.calculator import all_changes
 from torch import Tensor
 
-from autotune.models.capture import CapturedModel
+from autotune.models.capture import CapturedModel, capture
 from autotune.models.neighbors import AtomicGraph, NeighborList, missing_search
 from autotune.models.one_launch import Frame, OneLaunch
+from kernelgen.errors import InputError, UnsupportedError
 
 if TYPE_CHECKING:
     from ase import Atoms
 
 LOG = logging.getLogger("equitune")
+
+# A capture takes as long as fifty steps or so that are not captured; atoms that stay for ten are simulated.
+PATIENCE = 10
 
 Inputs = TypeVar("Inputs")
 
@@ -35,17 +42,21 @@ Inputs = TypeVar("Inputs")
 class KeptInputs(Generic[Inputs]):
     """A package's inputs of a set of atoms, and the neighbours of these atoms as they move.
 
-    cutoff: in angstrom. searches, makes: how often neighbours were searched and inputs made so far. derived: what a
-    calculator computed of the inputs, forgotten with them.
+    cutoff: in angstrom. patience: models that are not captured are after so many steps of the same atoms; None: never.
+    searches, makes: how often neighbours were searched and inputs made so far. derived: what a calculator computed of
+    the inputs, forgotten with them. refusal: why models cannot be captured.
     """
 
-    def __init__(self, cutoff: float, device: torch.device) -> None:
-        self.list = NeighborList(cutoff, device)
+    def __init__(self, cutoff: float, device: torch.device, patience: int | None = None) -> None:
+        self.list, self.patience = NeighborList(cutoff, device), patience
         self.makes = 0
         self.derived: dict[str, Any] = {}
+        self.refusal = ""
         self._inputs: Inputs | None = None
         self._depends_on: tuple[Any, ...] = ()
+        self._steps = 0
         self._launches: list[OneLaunch] = []
+        self._launched_models: list[Any] = []
 
     @property
     def searches(self) -> int:
@@ -80,15 +91,12 @@ class KeptInputs(Generic[Inputs]):
         names: Sequence[str],
         **options: Any,
     ) -> list[dict[str, Tensor]] | None:
-        """Each model's results on the host by one launch; None unless all are captured and take such inputs.
+        """Each model's results on the host by one launch; None unless all are captured, and take such inputs.
 
         names: the results that are wanted. options: of a call of the models.
         """
-        if [launch.model for launch in self._launches] != list(models):
-            captured = [model for model in models if isinstance(model, CapturedModel)]
-            if len(captured) < len(models):
-                return None
-            self._launches = [OneLaunch(model, self.list.cutoff, names, options) for model in captured]
+        if not self._has_launches(list(models), names, options):
+            return None
         frame = _frame(atoms)
         pairs = self.list.candidates(*frame)
         for launch in self._launches:
@@ -96,7 +104,38 @@ class KeptInputs(Generic[Inputs]):
         inputs = self._inputs_of(atoms, depends_on, make)
         if any(launch.refuses(inputs) for launch in self._launches):
             return None
-        return [launch.end(frame, inputs, pairs) for launch in self._launches]
+        try:
+            return [launch.end(frame, inputs, pairs) for launch in self._launches]
+        except (UnsupportedError, torch.cuda.OutOfMemoryError) as error:
+            if all(isinstance(model, CapturedModel) for model in models):
+                raise
+            self._refuse(error)
+            return None
+
+    def _has_launches(self, models: list[Any], names: Sequence[str], options: Mapping[str, Any]) -> bool:
+        if models == self._launched_models:
+            return bool(self._launches)
+        patient = self.patience is None or self._steps < self.patience
+        if patient and not all(isinstance(model, CapturedModel) for model in models):
+            return False
+        self._launched_models, self.refusal = models, ""
+        try:
+            captured = [model if isinstance(model, CapturedModel) else capture(model) for model in models]
+        except (UnsupportedError, InputError) as error:
+            self._refuse(error)
+            return False
+        self._launches = [OneLaunch(model, self.list.cutoff, names, options) for model in captured]
+        return True
+
+    def _refuse(self, error: Exception) -> None:
+        self._launches = []
+        out_of_memory = isinstance(error, torch.cuda.OutOfMemoryError)
+        self.refusal = "the device has no memory for it" if out_of_memory else str(error)
+
+    @property
+    def launches(self) -> bool:
+        """Whether steps are one launch each."""
+        return bool(self._launches)
 
     def _inputs_of(self, atoms: Atoms, depends_on: Sequence[Any], make: Callable[[], Inputs]) -> Inputs:
         identity = (atoms.numbers, atoms.pbc, *depends_on)
@@ -107,13 +146,15 @@ class KeptInputs(Generic[Inputs]):
             self._depends_on = copy.deepcopy(identity)
             self._inputs = inputs
             self.makes += 1
+            self._steps = 0
+        self._steps += 1
         return self._inputs
 
     def __deepcopy__(self, memo: Any) -> KeptInputs[Inputs]:
-        return KeptInputs(self.list.cutoff, self.list.device)
+        return KeptInputs(self.list.cutoff, self.list.device, self.patience)
 
     def __reduce__(self) -> tuple:
-        return KeptInputs, (self.list.cutoff, self.list.device)
+        return KeptInputs, (self.list.cutoff, self.list.device, self.patience)
 
 
 def _frame(atoms: Atoms) -> Frame:
@@ -162,6 +203,8 @@ class QuickSteps:
 
     _kept: KeptInputs | None = None
     step: str = ""
+    # On a GPU models are captured by themselves.
+    captures: bool = True
 
     def why_stock(self) -> str:
         """Why the package's own code makes the inputs: the calculator has an option that is not known here; else ""."""
@@ -171,20 +214,27 @@ class QuickSteps:
         raise NotImplementedError
 
     def steps_quickly(self) -> bool:
-        """Whether inputs are kept; says once, by the logger ``equitune``, what runs."""
+        """Whether inputs are kept; says by the logger ``equitune`` what runs, when it changes."""
         device: torch.device = self.device  # type: ignore[attr-defined]
         reason = self.why_stock() or missing_search(device)
-        found = "" if device.type == "cpu" else " by vesin"
-        step = f"the package's own, because {reason}" if reason else f"inputs kept on {device}, neighbors{found} there"
+        step = f"the package's own, because {reason}" if reason else self._step_on(device)
         if step != self.step:
             self.step = step
             LOG.log(logging.WARNING if reason else logging.INFO, "%s: steps with %s", type(self).__name__, step)
         return not reason
 
+    def _step_on(self, device: torch.device) -> str:
+        step = f"inputs kept on {device}, neighbors{'' if device.type == 'cpu' else ' by vesin'} there"
+        if self._kept is not None and self._kept.launches:
+            return f"{step}, one launch each"
+        if self._kept is not None and self._kept.refusal:
+            return f"{step}, not one launch each, because {self._kept.refusal}"
+        return step
+
     def kept_inputs(self) -> KeptInputs:
         cutoff, device = self.model_cutoff(), self.device  # type: ignore[attr-defined]
         if self._kept is None or (self._kept.list.cutoff, self._kept.list.device) != (cutoff, device):
-            self._kept = KeptInputs(cutoff, device)
+            self._kept = KeptInputs(cutoff, device, PATIENCE if self.captures and device.type == "cuda" else None)
         return self._kept
 
 

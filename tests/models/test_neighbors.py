@@ -86,7 +86,10 @@ def assert_searches_agree(positions: Any, cell: Any, pbc: Any, cutoff: float, de
     box = search_box(positions, cell, pbc)
     by_vesin, by_matscipy = (
         Counter(map(tuple, torch.column_stack([*pairs[:2], pairs[2].long()]).tolist()))
-        for pairs in (VesinSearch(cutoff)(positions, box, pbc, device), MatscipySearch(cutoff)(positions, box, pbc, CPU))
+        for pairs in (
+            VesinSearch(cutoff)(positions, box, pbc, device),
+            MatscipySearch(cutoff)(positions, box, pbc, CPU),
+        )
     )
     assert by_vesin == by_matscipy
 

@@ -7,6 +7,7 @@ import logging
 import pickle
 from collections.abc import Iterator
 from typing import Any
+from unittest.mock import patch
 
 import numpy as np
 import pytest
@@ -19,8 +20,10 @@ from calculator_cases import calculators, model_for, quick_calculator, stock_cal
 from captured_cases import slanted
 from model_cases import MODULES, imidazole, needs
 
-from autotune.models import neighbors
+from autotune.models import neighbors, step
 from autotune.models.accelerate import accelerate, restore
+from autotune.models.capture import CapturedModel
+from autotune.models.one_launch import OneLaunch
 from autotune.models.package import default_dtype
 from kernelgen.errors import InputError
 
@@ -107,14 +110,57 @@ def test_moving_atoms_have_stocks_results(package: str, structure: str, captured
 
 @pytest.mark.gpu
 @of_all
-@pytest.mark.parametrize("capture", [False, True])
+@pytest.mark.parametrize("capture", [None, False, True])
 @pytest.mark.parametrize("structure", list(STRUCTURES))
-def test_steps_on_a_gpu_have_stocks_results(package: str, structure: str, capture: bool) -> None:
+def test_steps_on_a_gpu_have_stocks_results(package: str, structure: str, capture: bool | None) -> None:
     stock = stock_calculator(package, device="cuda")
     quick = quick_calculator(package, device="cuda", capture=capture)
-    for atoms in walk(STRUCTURES[structure](), frames=6, width=0.04):
+    for atoms in walk(STRUCTURES[structure](), frames=step.PATIENCE + 4 if capture is None else 6, width=0.04):
         assert_agree(package, quick, stock, atoms)
-    assert quick.step == "inputs kept on cuda, neighbors by vesin there" and quick.kept_inputs().makes == 1
+    how = "" if capture is False else ", one launch each"
+    assert quick.step == f"inputs kept on cuda, neighbors by vesin there{how}" and quick.kept_inputs().makes == 1
+
+
+def with_patience(package: str, patience: int) -> tuple[Any, Any]:
+    """Of a calculator on a CPU, which by itself has none."""
+    stock, quick = calculators(package)
+    quick.kept_inputs().patience = patience
+    return stock, quick
+
+
+@of_all
+def test_models_of_atoms_that_stay_are_captured(package: str, caplog: pytest.LogCaptureFixture) -> None:
+    with caplog.at_level(logging.INFO, logger="equitune"):
+        stock, quick = with_patience(package, 3)
+        for number, atoms in enumerate(walk(imidazole(), frames=6, width=0.04)):
+            assert_agree(package, quick, stock, atoms)
+            assert quick.kept_inputs().launches == (number >= 3)
+    assert not isinstance(captured_model_of(quick), CapturedModel), "the calculator's model is the user's"
+    lines = [record.message for record in caplog.records if record.name == "equitune"]
+    first = f"{type(quick).__name__}: steps with inputs kept on cpu, neighbors there"
+    assert lines == [first, f"{first}, one launch each"]
+    for copied in (copy.deepcopy(quick), pickle.loads(pickle.dumps(quick))):
+        assert_agree(package, copied, stock, slanted())
+
+
+@of_all
+def test_what_cannot_be_captured_is_not_and_says_why(package: str) -> None:
+    """A model with a hook of its own; and one whose capture fails later, on the device."""
+    stock, quick = with_patience(package, 2)
+    captured_model_of(quick).register_forward_hook(lambda *_: None)
+    for atoms in walk(imidazole(), frames=4, width=0.04):
+        assert_agree(package, quick, stock, atoms)
+    assert "one launch each, because" in quick.step and "has hooks of its own" in quick.step
+
+    stock, quick = with_patience(package, 2)
+    with patch.object(OneLaunch, "end", side_effect=torch.cuda.OutOfMemoryError):
+        for atoms in walk(imidazole(), frames=4, width=0.04):
+            assert_agree(package, quick, stock, atoms)
+    assert quick.step.endswith("not one launch each, because the device has no memory for it")
+    given = quick_calculator(package, capture=True)
+    failing = patch.object(OneLaunch, "end", side_effect=torch.cuda.OutOfMemoryError)
+    with failing, pytest.raises(torch.cuda.OutOfMemoryError):
+        results_of(given, imidazole())
 
 
 @of_all

@@ -44,8 +44,8 @@ class MACECalculator(Stock, QuickSteps):
     What a simulation does not change stays on the device between steps (see ``autotune.models.step``), but with
     ``compile_mode`` and padding, for which MACE makes the inputs.
 
-    capture: on a GPU each step of energies, forces and stress is one launch (see :func:`autotune.capture`), which is
-    faster for small systems. InputError together with ``compile_mode``.
+    capture: on a GPU each step of energies, forces and stress is one launch (see :func:`autotune.capture`). None: after
+    ten steps of the same atoms; True: at once; False: never. InputError together with ``compile_mode``.
 
     acceleration: the table of what was replaced. step: how inputs are made.
     """
@@ -53,11 +53,12 @@ class MACECalculator(Stock, QuickSteps):
     models: list[Any]
     check_state = changes_since
 
-    def __init__(self, *arguments: Any, capture: bool = False, **options: Any) -> None:
+    def __init__(self, *arguments: Any, capture: bool | None = None, **options: Any) -> None:
         if capture and options.get("compile_mode"):
             raise InputError("capture and compile_mode are both given; expected one of them")
         super().__init__(*arguments, **options)
         self.acceleration = accelerate(self)
+        self.captures = capture is not False and not self.use_compile
         if capture:
             self.models = [captured(model) for model in self.models]
         places = [place for place in self.acceleration.places if place.kind == CONVOLUTIONS]

@@ -29,8 +29,8 @@ class NequIPCalculator(Stock, QuickSteps):
     What a simulation does not change stays on the device between steps (see ``autotune.models.step``), unless the data
     pass through transforms that are not those of NequIP's own calculators. A compiled model stays as it is.
 
-    capture: on a GPU each step of energies, forces and stress is one launch (see :func:`autotune.capture`), which is
-    faster for small systems.
+    capture: on a GPU each step of energies, forces and stress is one launch (see :func:`autotune.capture`). None: after
+    ten steps of the same atoms; True: at once; False: never.
 
     acceleration: the table of what was replaced. step: how inputs are made.
     """
@@ -40,10 +40,11 @@ class NequIPCalculator(Stock, QuickSteps):
     # The output of the step that is being calculated.
     _launched: dict[str, torch.Tensor] | None = None
 
-    def __init__(self, *arguments: Any, capture: bool = False, **options: Any) -> None:
+    def __init__(self, *arguments: Any, capture: bool | None = None, **options: Any) -> None:
         super().__init__(*arguments, **options)
         self.acceleration = accelerate(self)
         self.acceleration.warn_without_convolutions()
+        self.captures = capture is not False
         if capture:
             self.model = captured(self.model)
 
@@ -72,7 +73,7 @@ class NequIPCalculator(Stock, QuickSteps):
         if reads_more or not self.steps_quickly() or self._neighbor_list()._pruner is not None:
             return None
         found = self.kept_inputs().launched([self.model], atoms, (), lambda: self._stocks_data(atoms), names=_RESULTS)
-        return found and found[0]
+        return None if found is None else found[0]
 
     def _stocks_data(self, atoms: Atoms) -> dict[str, torch.Tensor]:
         return super().atoms_to_data(atoms)

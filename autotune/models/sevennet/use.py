@@ -48,8 +48,8 @@ class SevenNetCalculator(Stock, QuickSteps):
     ``enable_flash`` and ``enable_oeq`` (also by environment): they exchange the convolutions that Equitune exchanges.
     What a simulation does not change stays on the device between steps (see ``autotune.models.step``).
 
-    capture: on a GPU each step of energies, forces and stress is one launch (see :func:`autotune.capture`), which is
-    faster for small systems.
+    capture: on a GPU each step of energies, forces and stress is one launch (see :func:`autotune.capture`). None: after
+    ten steps of the same atoms; True: at once; False: never.
 
     acceleration: the table of what was replaced. step: how inputs are made.
     """
@@ -57,7 +57,7 @@ class SevenNetCalculator(Stock, QuickSteps):
     model: Any
     check_state = changes_since
 
-    def __init__(self, *arguments: Any, capture: bool = False, **options: Any) -> None:
+    def __init__(self, *arguments: Any, capture: bool | None = None, **options: Any) -> None:
         asked = [name for name in _OTHERS if options.get(name) or os.getenv(f"SEVENNET_{name.upper()}") == "1"]
         if asked:
             raise InputError(
@@ -69,6 +69,7 @@ class SevenNetCalculator(Stock, QuickSteps):
             super().__init__(*arguments, **options)
         self.acceleration = accelerate(self)
         self.acceleration.warn_without_convolutions()
+        self.captures = capture is not False
         if capture:
             self.model = captured(self.model)
 

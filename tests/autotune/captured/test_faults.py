@@ -12,6 +12,7 @@ from torch import Tensor
 
 from autotune.models import capture as package
 from autotune.models.capture import CapturablePackage, CapturedModel, capture
+from autotune.models.neighbors import AtomicGraph
 from autotune.models.padding import Counts, Field, Fields, PaddedStep, ghost_ends, ghost_pointer
 from kernelgen.errors import InputError, UnsupportedError
 
@@ -164,6 +165,9 @@ class CapturableSprings(CapturablePackage):
 
     def compute(self, model: Any, given: dict[str, Tensor], size: Counts, options: Mapping[str, Any]) -> dict[str, Any]:
         return model(given, **options)
+
+    def moving(self, model: Any, graph: AtomicGraph) -> dict[str, Tensor]:
+        return {"positions": graph.positions, "edge_index": torch.stack((graph.centers, graph.neighbors))}
 
 
 @pytest.fixture(params=DEVICES)
