@@ -6,6 +6,7 @@ model must contain modules of the peer's package; else there is a reason in the 
 
 from __future__ import annotations
 
+import importlib.metadata
 import importlib.util
 import re
 import warnings
@@ -88,6 +89,8 @@ def build(contender: str, model: WholeModel) -> tuple[WholeModel, str]:
         converted, _ = build(contender.removeprefix(_JOINT), model)
         return converted, _accelerated(converted.module, (CONVOLUTIONS,))
     require_usable(contender, model.device)
+    if contender == SYMMETRIX:  # has a calculator, and no model of torch's
+        return model, f"symmetrix-xl {importlib.metadata.version('symmetrix-xl')}, with its own neighbor list"
     names = contender.split("+")
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
@@ -120,19 +123,13 @@ def _accelerated(model: torch.nn.Module, kinds: tuple[str, ...], **options: Any)
 
 def require_usable(contender: str, device: str) -> None:
     """PeerError if what the contender needs is not installed, or does not run on the device."""
-    if contender == SYMMETRIX:
-        raise PeerError(_symmetrix_reason())
+    if contender == SYMMETRIX and importlib.util.find_spec("symmetrix") is None:
+        raise PeerError("not installed; pip install symmetrix-xl-cuda13-sm90, or what fits the device")
     if contender == CAPTURED and torch.device(device).type != "cuda":
         raise PeerError("CUDA graphs need a GPU")
     for name in contender.removeprefix(_JOINT).split("+"):
         if reason := _unusable(name, device):
             raise PeerError(reason)
-
-
-def _symmetrix_reason() -> str:
-    if importlib.util.find_spec("symmetrix") is None:
-        return "not installed; pip install symmetrix-xl, with the extra of the GPU"
-    return "it is installed, but models are not converted to its files here"
 
 
 def _unusable(name: str, device: str) -> str | None:

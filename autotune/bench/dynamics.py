@@ -8,9 +8,12 @@ Weights may be random and forces large, so after some steps the atoms start agai
 from __future__ import annotations
 
 import importlib
+import json
+import tempfile
 import time
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
+from pathlib import Path
 from typing import Any
 from unittest.mock import patch
 
@@ -21,6 +24,7 @@ from ase.md.velocitydistribution import MaxwellBoltzmannDistribution, Stationary
 from ase.md.verlet import VelocityVerlet
 from ase.stress import voigt_6_to_full_3x3_stress
 
+from autotune.bench.contenders import SYMMETRIX
 from autotune.measure.timing import synchronize
 from autotune.models.capture import CapturedModel
 from autotune.models.neighbors import NeighborList
@@ -28,6 +32,7 @@ from autotune.models.one_launch import OneLaunch
 from autotune.models.package import default_dtype
 from autotune.models.step import QuickSteps, quicken
 from autotune.models.whole_model import WholeModel
+from autotune.text import is_ours
 
 TIMESTEP_FS, TEMPERATURE_K = 1.0, 300.0
 STEPS_FROM_START = 20
@@ -36,13 +41,16 @@ STEPS_FROM_START = 20
 class Dynamics:
     """A simulation of a structure by a contender's model."""
 
-    def __init__(self, model: WholeModel, atoms: Atoms, *, is_ours: bool) -> None:
+    def __init__(self, model: WholeModel, atoms: Atoms, *, contender: str) -> None:
         self.package, self.device = model.package, model.device
-        module = model.module
-        inner = module.model if isinstance(module, CapturedModel) else module
-        self.calculator = model.calculator(inner)
-        self._replace_models(lambda _: module)
-        if is_ours:
+        if contender == SYMMETRIX:
+            self.calculator = symmetrix_calculator(model)
+        else:
+            module = model.module
+            inner = module.model if isinstance(module, CapturedModel) else module
+            self.calculator = model.calculator(inner)
+            self._replace_models(lambda _: module)
+        if is_ours(contender):
             quicken(self.calculator)
         self.atoms = atoms.copy()
         MaxwellBoltzmannDistribution(self.atoms, temperature_K=TEMPERATURE_K, rng=np.random.default_rng(0))
@@ -84,7 +92,12 @@ class Dynamics:
         return {name: torch.as_tensor(np.asarray(value), dtype=torch.float64) for name, value in values.items()}
 
     def parts_ms(self, steps: int = 5) -> dict[str, float]:
-        """Milliseconds a step of finding neighbors, of the model, and of the rest, each waited for by itself."""
+        """Milliseconds a step of finding neighbors, of the model, and of the rest, each waited for by itself.
+
+        None of a calculator that does all of it in one library.
+        """
+        if not (hasattr(self.calculator, "models") or hasattr(self.calculator, "model")):
+            return {}
         with self._clocks() as seconds:
             began = time.perf_counter()
             for _ in range(steps):
@@ -154,6 +167,18 @@ class _Called:
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._model, name)
+
+
+def symmetrix_calculator(model: WholeModel) -> Any:
+    """Symmetrix-XL's calculator of a model of MACE, by its own converter, in its own default form."""
+    from symmetrix import Symmetrix
+    from symmetrix.extract_mace_data import extract_mace_data
+
+    with tempfile.TemporaryDirectory() as folder:
+        checkpoint, file = Path(folder) / "model.pt", Path(folder) / "model.json"
+        torch.save(model.module, checkpoint)
+        file.write_text(json.dumps(extract_mace_data(str(checkpoint))))
+        return Symmetrix(str(file), dtype=str(model.dtype).removeprefix("torch."))
 
 
 def nanoseconds_a_day(step_ms: float) -> float:

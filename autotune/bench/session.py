@@ -23,7 +23,7 @@ import torch
 from torch import Tensor
 from torch.nn.modules.module import register_module_forward_hook, register_module_forward_pre_hook
 
-from autotune.bench.contenders import build, milliseconds_by_group, require_usable, warm_up_calls
+from autotune.bench.contenders import SYMMETRIX, build, milliseconds_by_group, require_usable, warm_up_calls
 from autotune.bench.rows import DEFAULT
 from autotune.errors import PeerError
 from autotune.measure.timing import synchronize
@@ -139,7 +139,9 @@ class ModelSession:
         from autotune.bench.dynamics import Dynamics
 
         if structure not in self._dynamics:
-            self._dynamics = {structure: Dynamics(self.model, self._given(structure)[0], is_ours=self.is_ours)}
+            self._dynamics = {
+                structure: Dynamics(self.model, self._given(structure)[0], contender=self.setting.contender)
+            }
         return self._dynamics[structure]
 
     @property
@@ -148,6 +150,8 @@ class ModelSession:
 
     def step(self, structure: str, which: str) -> Callable[[], object]:
         inputs = self.inputs(structure)
+        if self.setting.contender == SYMMETRIX and which != "md_step":
+            raise PeerError("it computes by an ASE calculator of its own, without torch: md_step alone")
         if self.setting.contender == CAPTURED:
             if which == "training":
                 raise PeerError("a captured step gives energies, forces and stress, no gradients of weights")

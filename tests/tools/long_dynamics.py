@@ -3,7 +3,7 @@
     python long_dynamics.py captured --steps 10000 --out captured.json
     python long_dynamics.py stock --steps 3000 --out stock.json
 
-The calculator rebuilds its neighbour list in each step. Every ``--sample`` steps forces are compared with an eager
+Every ``--sample`` steps forces are compared with an eager
 evaluation of the same positions by the same weights. Prints one line, and writes the same as JSON.
 """
 

@@ -1,6 +1,6 @@
 """Long simulations by calculators that keep their inputs, beside their packages' own, in float64 (SevenNet: float32).
 
-    PYTHONPATH=.:tests/support python tests/tools/long_steps.py mace --steps 1000 --out mace.json
+    PYTHONPATH=.:tests/support python tests/tools/long_steps.py mace --device cuda --steps 1000 --out mace.json
 
 Each structure runs at constant energy; every 50th frame the stock calculator computes the same positions. ``npt``
 scales the cell by 0.1% a step until its volume has doubled. Prints a line for each, and the worst at the end.
@@ -84,8 +84,8 @@ def resident_mib() -> float:
     return int(Path("/proc/self/statm").read_text().split()[1]) * 4096 / 2**20
 
 
-def run(package: str, structure: str, steps: int) -> dict[str, Any]:
-    stock, quick = calculators(package)
+def run(package: str, structure: str, steps: int, device: str) -> dict[str, Any]:
+    stock, quick = calculators(package, device=device)
     atoms = STRUCTURES[structure]()
     atoms.rattle(0.05, seed=0)
     atoms.calc = quick
@@ -107,6 +107,8 @@ def run(package: str, structure: str, steps: int) -> dict[str, Any]:
     kept = quick.kept_inputs()
     return {
         "package": package,
+        "device": torch.cuda.get_device_name() if device == "cuda" else device,
+        "step": quick.step,
         "structure": structure,
         "atoms": len(atoms),
         "steps": steps,
@@ -124,12 +126,13 @@ def main(arguments: list[str]) -> int:
     parser.add_argument("package", choices=list(MODULES))
     parser.add_argument("--structure", action="append", choices=list(STRUCTURES))
     parser.add_argument("--steps", type=int, default=1000)
+    parser.add_argument("--device", choices=("cpu", "cuda"), default="cpu")
     parser.add_argument("--out", type=Path)
     given = parser.parse_args(arguments)
     rows = []
     with default_dtype(torch.float64 if given.package in ("nequip", "allegro") else torch.float32):
         for structure in given.structure or STRUCTURES:
-            rows.append(run(given.package, structure, given.steps))
+            rows.append(run(given.package, structure, given.steps, given.device))
             print(json.dumps(rows[-1]), flush=True)
             if given.out:
                 given.out.write_text(json.dumps(rows, indent=1))

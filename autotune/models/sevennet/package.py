@@ -371,7 +371,8 @@ class SevenNet(Package):
         if batched:
             given["cell_volume"] = given["cell_volume"].clone()  # it is written to
         out = model(given)
-        found = out["inferred_stress"].reshape(-1, 6)[:, _VOIGT] if stress else None
+        # Of the other sign than ASE's.
+        found = -out["inferred_stress"].reshape(-1, 6)[:, _VOIGT] if stress else None
         return Outputs(out["inferred_total_energy"].reshape(-1), out["inferred_force"], found)
 
     def edges(self, inputs: dict[str, Any]) -> torch.Tensor:
