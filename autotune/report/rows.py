@@ -25,7 +25,6 @@ from autotune.text import (
     TUNED,
     direction_name,
     error_text,
-    geometric_mean,
     is_ours,
     significant,
     time_text,
@@ -565,15 +564,6 @@ def _records(record: dict[str, Any]) -> Iterable[dict[str, Any]]:
 
 def _ordered(rows: Iterable[dict[str, Any]]) -> tuple[ModelRow, ...]:
     return tuple(sorted(map(ModelRow, rows), key=lambda row: row.order))
-
-
-def compared_with(rows: Iterable[ModelRow]) -> str:
-    """What the speed-up of rows is over: stock, where nothing else ran."""
-    return "the fastest other path" if any(row.best_other for row in rows) else "stock"
-
-
-def mean_ratio(rows: Iterable[ModelRow]) -> float:
-    return geometric_mean(row.ratio for row in rows)
 
 
 # Which knobs mattered in a study: Optuna's importances, recomputed from the trial records.
