@@ -92,7 +92,7 @@ def _limits(times: Sequence[float]) -> tuple[float, float]:
 def search_progress(trials: pd.DataFrame, default_us: float, identifier: str, what: str) -> Markup:
     """Every trial of a study in order: times as dots, best so far as a line, failures in one lane per state."""
     timed = measured(trials)
-    failed = [state for state in (*STATES[1:], "other") if (_states(trials) == state).any()]
+    failed = [state for state in (*STATES[1:], "other") if (states_of(trials) == state).any()]
     lanes = 0.15 * len(failed)
     height = 1.95 + lanes + (0.08 if failed else 0)
     last = max(1.0, float(np.nanmax(trials["number"].to_numpy(dtype=float))))
@@ -137,13 +137,13 @@ def _line_names(axes: Axes, best_us: float, default_us: float) -> None:
                           color=INK[ink], fontsize=7.5, linespacing=1.1)  # fmt: skip
 
 
-def _states(trials: pd.DataFrame) -> pd.Series:
+def states_of(trials: pd.DataFrame) -> pd.Series:
     return trials["state"].where(trials["state"].isin(STATES), "other")
 
 
 def _failure_lanes(axes: Axes, trials: pd.DataFrame, states: list[str], last: float) -> None:
     for lane, state in enumerate(states):
-        numbers = trials["number"][_states(trials) == state].to_numpy(dtype=float)
+        numbers = trials["number"][states_of(trials) == state].to_numpy(dtype=float)
         axes.vlines(numbers, lane - 0.32, lane + 0.32, color=INK["bad"], linewidth=1.0)
     axes.set(xlim=(-0.02 * last, 1.02 * last), ylim=(len(states) - 0.5, -0.5), xticks=[])
     axes.set_yticks(range(len(states)), states)

@@ -52,7 +52,7 @@ class KernelsSection:
     benched: tuple[BenchedRow, ...]
     means: tuple[Means, ...]
     dots: Markup | None
-    absent: tuple[AbsentPeer, ...]
+    absent: list[tuple[str, str, int]]
     prices: tuple[tuple[SuiteRow, SuiteRow, float], ...]
 
     @property
@@ -91,26 +91,18 @@ def kernels(rows: Sequence[SuiteRow], sources: Sources) -> KernelsSection:
     return KernelsSection(tuple(rows), tuple(benched), tuple(means(rows)), _dots(rows), _absent(rows), tuple(pairs))
 
 
-@dataclass(frozen=True)
-class AbsentPeer:
-    """A peer without a time, why, and in how many rows: ratios say nothing about it there."""
-
-    peer: str
-    reason: str
-    rows: int
-
-
-def _absent(rows: Sequence[SuiteRow]) -> tuple[AbsentPeer, ...]:
-    kinds: dict[tuple[str, bool], set[str]] = {}
+def _absent(rows: Sequence[SuiteRow]) -> list[tuple[str, str, int]]:
+    """(peer without a time, why, in how many rows): ratios say nothing about it there."""
+    kinds: dict[str, set[str]] = {}
     for row in rows:
-        kinds.setdefault((row.text("operation"), row.deterministic), set()).update(row.times)
+        kinds.setdefault(row.form, set()).update(row.times)
     cases = Counter(
         (name, _in_short(row.reason(name), name) if name in row.times else "not measured there")
         for row in rows
-        for name in kinds[row.text("operation"), row.deterministic] - {TUNED, DEFAULT}
+        for name in kinds[row.form] - {TUNED, DEFAULT}
         if math.isnan(row.times.get(name, math.nan))
     )
-    return tuple(AbsentPeer(name, reason, cases[name, reason]) for name, reason in sorted(cases))
+    return [(*case, cases[case]) for case in sorted(cases)]
 
 
 def _in_short(reason: str, name: str) -> str:
@@ -148,10 +140,6 @@ class Means:
 
     def known(self, name: str) -> list[float]:
         return [value for row in self.rows if not math.isnan(value := getattr(row, name))]
-
-    @property
-    def losses(self) -> int:
-        return sum(row.loses for row in self.rows)
 
     @property
     def more_memory(self) -> int | None:
@@ -237,16 +225,11 @@ class BenchedRow:
 # Each kernel's traffic against what the device's memory gives.
 
 
-@dataclass(frozen=True)
-class RooflineSection:
-    """lines: (kind, rows, mean and highest share of the rate of a copy of as many bytes, mean share of the peers)."""
+def roofline(data: DeviceData) -> dict[str, Any] | None:
+    """None if no row has a time and its bytes.
 
-    figure: Markup
-    lines: tuple[tuple[str, int, float, float, float], ...]
-
-
-def roofline(data: DeviceData) -> RooflineSection | None:
-    """None if no row has a time and its bytes."""
+    lines: (kind, rows, mean and highest share of the rate of a copy of as many bytes, mean share of the peers).
+    """
     rows = [row for row in data.suite if not row.deterministic and row.bytes / row.time_us > 0]
     if not rows:
         return None
@@ -269,4 +252,4 @@ def roofline(data: DeviceData) -> RooflineSection | None:
         if row.copy_us > 0:
             rates.setdefault(row.bytes, []).append(1e6 * row.bytes / row.copy_us)
     copies = sorted((size, median(of_size)) for size, of_size in rates.items())
-    return RooflineSection(charts.roofline(points, copies, peak, told), tuple(lines))
+    return {"figure": charts.roofline(points, copies, peak, told), "lines": lines}

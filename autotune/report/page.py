@@ -222,7 +222,7 @@ def devices(every: Sequence[DeviceRows], here: str) -> dict[str, Sequence] | Non
         rows_of=lambda rows: [row for row in rows.suite if row.time_us / row.edges > 0],
         key=lambda row: (
             row.text("label"),
-            kind_text(row.text("operation"), row.deterministic),
+            row.form,
             row.text("dtype"),
             row.which,
             row.text("problem"),

@@ -19,7 +19,7 @@ from markupsafe import Markup, escape
 
 from autotune.bench.contenders import shares_text
 from autotune.report.devices import PANELS
-from autotune.report.rows import MIN_TRIALS, rows_text, value_text
+from autotune.report.rows import MIN_TRIALS, knob_names, rows_text, value_text
 from autotune.text import (
     CAPTURED,
     DEFAULT,
@@ -111,6 +111,7 @@ def environment() -> jinja2.Environment:
         "error": error_text,
         "floored": floored_ratio,
         "grouped": count,
+        "knob_names": knob_names,
         "mean": geometric_mean,
         "path": lambda name: {TUNED: "Equitune", STOCK: "stock"}.get(name, contender_name(name)),
         "percent": lambda share: MISSING if math.isnan(share) else f"{share:.0%}",

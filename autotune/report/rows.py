@@ -26,6 +26,7 @@ from autotune.text import (
     direction_name,
     error_text,
     is_ours,
+    kind_text,
     significant,
     time_text,
 )
@@ -113,6 +114,11 @@ class SuiteRow:
         return kernel_kind(operation) if operation in OPERATIONS else KINDS[0]
 
     @property
+    def form(self) -> str:
+        """How it differs from a normal convolution: plain, deterministic, both or nothing."""
+        return kind_text(self.text("operation"), self.deterministic)
+
+    @property
     def size(self) -> str:
         """What its graph has, such as ``460,710 edges, 5,184 nodes``; empty if unknown."""
         return self.kind.size_text(self.edges, self.nodes)
@@ -130,15 +136,14 @@ class SuiteRow:
     @cached_property
     def times(self) -> dict[str, float]:
         """Contender -> median; NaN if it failed."""
-        return {name: positive(mapping(timing).get("time_us")) for name, timing in self._timings.items()}
+        return {name: positive(self._timing(name).get("time_us")) for name in mapping(self.record.get("times"))}
 
-    @property
-    def _timings(self) -> dict[str, Any]:
-        return mapping(self.record.get("times"))
+    def _timing(self, contender: str) -> dict[str, Any]:
+        return mapping(mapping(self.record.get("times")).get(contender))
 
     def reason(self, contender: str) -> str:
         """Why a contender has no time."""
-        return str(mapping(self._timings.get(contender)).get("error") or "no time was recorded")
+        return str(self._timing(contender).get("error") or "no time was recorded")
 
     @property
     def time_us(self) -> float:
@@ -259,11 +264,11 @@ class SuiteRow:
 
     def samples(self, contender: str) -> list[float]:
         """Raw samples in measured order, in microseconds, without invalid values."""
-        return sample_times(mapping(self._timings.get(contender)).get("samples_us"))
+        return sample_times(self._timing(contender).get("samples_us"))
 
     def quartiles_us(self, contender: str) -> tuple[float, float]:
-        timing = mapping(self._timings.get(contender))
-        return number(timing.get("q1_us")), number(timing.get("q3_us"))
+        q1, q3 = (number(self._timing(contender).get(key)) for key in ("q1_us", "q3_us"))
+        return q1, q3
 
     def interval(self, contender: str) -> str:
         """Of the ratio to the tuned time, for default and fastest peer; paired by rounds, as sampled in turn."""
