@@ -72,7 +72,7 @@ class KernelsSection:
     def has(self, name: str) -> bool:
         """Whether any row has a value for a column that older files lack."""
         known = {
-            "registers": lambda row: row.has_registers,
+            "registers": lambda row: any("registers" in report for report in row.resources(TUNED).values()),
             "memory": lambda row: row.memory(TUNED) >= 0,
             "host": lambda row: TUNED in row.host_us,
             "error": lambda row: row.accuracy() is not None,

@@ -77,12 +77,12 @@ def _bar(row: ModelRow, name: str, role: str) -> Bar:
 
 def _facts(row: ModelRow) -> list[str]:
     facts = [f"{count(row.atoms)} atoms, {count(row.edges)} edges"]
-    if row.per_atom_us(TUNED) > 0:
-        facts.append(f"{significant(row.per_atom_us(TUNED))}\N{NO-BREAK SPACE}µs an atom")
+    if row.figure(TUNED, "us_per_atom") > 0:
+        facts.append(f"{significant(row.figure(TUNED, 'us_per_atom'))}\N{NO-BREAK SPACE}µs an atom")
     if row.nanoseconds_a_day(TUNED) > 0:
         facts.append(f"{significant(row.nanoseconds_a_day(TUNED))} ns a day with steps of 1 fs")
     if row.device_us(TUNED) > 0:
-        launches = f" in {count(row.launches(TUNED))} launches" if row.launches(TUNED) > 0 else ""
+        launches = f" in {count(row.figure(TUNED, 'launches'))} launches" if row.figure(TUNED, "launches") > 0 else ""
         facts.append(f"the device works {time_text(row.device_us(TUNED))} of it{launches}")
     if row.fastest and row.time_us(CAPTURED) > 0:
         over = floored_ratio(row.time_us(row.fastest) / row.time_us(CAPTURED))
