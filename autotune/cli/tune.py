@@ -21,6 +21,7 @@ from autotune.cli.options import (
     Interrupts,
     ModelDtype,
     ModelName,
+    Peers,
     Reports,
     Results,
     Structure,
@@ -67,9 +68,6 @@ Storage = Annotated[
         "tuners wait up to two minutes.",
         rich_help_panel=SHARING,
     ),
-]
-Peers = Annotated[
-    bool, typer.Option("--peers/--no-peers", help="Also time the peers (e3nn, ...).", rich_help_panel=OUTPUT)
 ]
 
 

@@ -28,7 +28,7 @@ from autotune.measure.references import (
     make_vectors,
     radial_problem,
 )
-from autotune.measure.space import PlainSpace, Space, contraction_space, harmonics_space, radial_space, search_space
+from autotune.measure.space import Space, contraction_space, harmonics_space, radial_space, search_space
 from autotune.workload.kinds.base import KernelKind
 from autotune.workload.kinds.edge_vectors import VectorsKind
 from autotune.workload.kinds.radial_convolution import RadialKind
@@ -78,9 +78,7 @@ class MeasuredKind(KernelKind):
         return lambda x, y, w: operator(x, y, w, *edges, num_out=tensors.num_nodes, order=order)
 
     @abstractmethod
-    def run(
-        self, operator: Any, direction: str, tensors: Tensors, order: EdgeOrder | None, poison: bool = False
-    ) -> Run:
+    def run(self, operator: Any, direction: str, tensors: Tensors, order: EdgeOrder | None, poison: bool) -> Run:
         """A function that runs one direction with all outputs, without autograd; outputs by slot (``g`` is the value).
 
         poison: fill outputs with NaN before the kernel runs.
@@ -89,7 +87,7 @@ class MeasuredKind(KernelKind):
     def space(self, workload: Workload, direction: str, facts: DeviceFacts) -> Space:
         """The whole search space of one direction of a workload; here all choices of all knobs."""
         spec = workload.spec(direction, facts)
-        return PlainSpace(spec, MappingProxyType({**spec.schedule.choices}))
+        return Space(spec, MappingProxyType({**spec.schedule.choices}))
 
 
 class MeasuredProduct(ProductKind, MeasuredKind):
@@ -109,9 +107,7 @@ class MeasuredProduct(ProductKind, MeasuredKind):
             deterministic=workload.deterministic,
         )
 
-    def run(
-        self, operator: Any, direction: str, tensors: Tensors, order: EdgeOrder | None, poison: bool = False
-    ) -> Run:
+    def run(self, operator: Any, direction: str, tensors: Tensors, order: EdgeOrder | None, poison: bool) -> Run:
         t, conv = tensors, operator.operation == "conv"
         edges: tuple[Any, ...] = (t.sender, t.receiver, t.num_nodes, order) if conv else (None,) * 4
         asked = self.directions[direction]
@@ -139,9 +135,7 @@ class MeasuredHarmonics(HarmonicsKind, MeasuredKind):
         dtype = getattr(torch, workload.dtype)
         return build_harmonics(workload.harmonics, dict(schedules), dtype=dtype, device=device)
 
-    def run(
-        self, operator: Any, direction: str, tensors: Tensors, order: EdgeOrder | None, poison: bool = False
-    ) -> Run:
+    def run(self, operator: Any, direction: str, tensors: Tensors, order: EdgeOrder | None, poison: bool) -> Run:
         v, g, t = tensors.x, tensors.g, tensors.tx
         if direction == "forward":
             return lambda: {"g": operator.run_forward(v, poison=poison)}
@@ -166,9 +160,7 @@ class MeasuredVectors(VectorsKind, MeasuredKind):
         kernel = (workload.dtype, workload.layout, device_facts(device))
         return build_vectors(problem, places, *kernel, device, workload.graph_class(), workload.deterministic)
 
-    def run(
-        self, operator: Any, direction: str, tensors: Tensors, order: EdgeOrder | None, poison: bool = False
-    ) -> Run:
+    def run(self, operator: Any, direction: str, tensors: Tensors, order: EdgeOrder | None, poison: bool) -> Run:
         t = tensors
         operands = (t.x, None, t.y, None, t.w, None, None if direction == "forward" else t.g, None)
         edges = (t.sender, t.receiver, t.num_nodes, order)
@@ -194,9 +186,7 @@ class MeasuredContraction(ContractionKind, MeasuredKind):
         elements = tensors.sender
         return lambda x, w: operator(x, w, elements)
 
-    def run(
-        self, operator: Any, direction: str, tensors: Tensors, order: EdgeOrder | None, poison: bool = False
-    ) -> Run:
+    def run(self, operator: Any, direction: str, tensors: Tensors, order: EdgeOrder | None, poison: bool) -> Run:
         asked, elements = self.directions[direction], tensors.sender
         # w is needed for its size by all directions.
         given = {name: getattr(tensors, name) for name in (*asked.operands, "w")}
@@ -237,9 +227,7 @@ class MeasuredRadial(RadialKind, MeasuredKind):
         rest = tensors.tw, tensors.sender, tensors.receiver, tensors.num_nodes, operator.product, tensors.num_edges
         return lambda x, y, h: radial_product(x, y, h, *rest, fused=operator.fused)
 
-    def run(
-        self, operator: Any, direction: str, tensors: Tensors, order: EdgeOrder | None, poison: bool = False
-    ) -> Run:
+    def run(self, operator: Any, direction: str, tensors: Tensors, order: EdgeOrder | None, poison: bool) -> Run:
         t = tensors
         given = {name: getattr(t, name) for name in ("x", "y", "w", "g", "tw")}
         graph = operator.product.graph(t.x, t.y, t.sender, t.receiver, t.num_nodes, None)

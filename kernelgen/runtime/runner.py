@@ -338,28 +338,6 @@ class DirectCalls(ABC):
             direction, operands, sender, receiver, g.shape[0] if num_out is None else num_out, order, poison
         )
 
-    def run_joint_backward(
-        self,
-        x: Tensor,
-        y: Tensor,
-        w: Tensor,
-        g: Tensor,
-        ty: Tensor,
-        tg: Tensor,
-        sender: Tensor | None = None,
-        receiver: Tensor | None = None,
-        num_out: int | None = None,
-        order: EdgeOrder | None = None,
-        *,
-        outputs: str = "xyw",
-        poison: bool = False,
-    ) -> dict[str, Tensor]:
-        """Gradients of ``<ty, dF/dy> + <tg, value>``, a loss on edge gradients (for cotangent g) and values."""
-        tangents = {"y": ty, "g": tg}
-        return self.run_double_backward(
-            x, y, w, g, tangents, sender, receiver, num_out, order, outputs=outputs, poison=poison
-        )
-
     def run(
         self,
         direction: Direction,
