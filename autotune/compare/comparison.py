@@ -156,7 +156,10 @@ class _Comparison:
                 with self._timed(f"release {which}"):
                     self.worker.ask(SAMPLE_LIMIT_S, ComparisonSession.release)
                 if self.times_copies:
-                    self._time_copy(which)
+                    with self._timed("copy"):
+                        moved = moved_bytes(self.setting.workload, which)
+                        copied = self.worker.ask(SAMPLE_LIMIT_S, ComparisonSession.copy_time, moved)
+                    self.copies |= {} if copied is None else {which: copied}
         orders = self._time_orders([name for name in prepared if not prepared[name].error])
         with self._timed("bandwidth"):
             bandwidth = self.worker.ask(SAMPLE_LIMIT_S, ComparisonSession.copy_bandwidth)
@@ -196,12 +199,6 @@ class _Comparison:
         with self._timed("order"):
             found = {name: self.worker.ask(SAMPLE_LIMIT_S, ComparisonSession.order_time, name) for name in names}
         return {name: time_ms for name, time_ms in found.items() if time_ms is not None}
-
-    def _time_copy(self, which: str) -> None:
-        with self._timed("copy"):
-            moved = moved_bytes(self.setting.workload, which)
-            copied = self.worker.ask(SAMPLE_LIMIT_S, ComparisonSession.copy_time, moved)
-        self.copies |= {} if copied is None else {which: copied}
 
     def _note_errors(self, name: str, answer: Answer) -> None:
         """Keep the largest relative error of every checked output."""

@@ -46,7 +46,12 @@ def product_knobs(spec: Spec, num_edges: int | None, skewed: bool = False) -> di
         knobs["order"] = ("receiver", "sender")
     elif owners:
         knobs["accumulate"] = ("registers", *owners)
-    knobs["path_groups"] = _path_groups(problem)
+    # Every count up to slightly more than one per input block, then doubling up to one per path.
+    least, most = len(_multiplicities(problem)), max(1, len(problem.paths))
+    blocks = max(least, len({path.in1 for path in problem.paths}))
+    doubled = itertools.takewhile(lambda count: count < most, (blocks * 2**power for power in range(16)))
+    few = range(least, min(most, blocks + FINE_GROUPS) + 1)
+    knobs["path_groups"] = tuple(sorted({least, most, *few, *doubled}))
     knobs["edges_per_chunk"] = (8, 32, 128) if facts.backend == "cpu" else (1, 2, 8, 16, 32)
     small, cuda = _is_small(facts, num_edges), facts.backend == "cuda"
     knobs |= _cuda_knobs(problem, small) if cuda else _host_knobs(spec)
@@ -115,15 +120,6 @@ def threads_of(facts: DeviceFacts) -> tuple[int, ...]:
 
 def _multiplicities(problem: TensorProductProblem) -> list[int]:
     return sorted({path.mul for path in problem.paths}) or [1]
-
-
-def _path_groups(problem: TensorProductProblem) -> tuple[int, ...]:
-    """Every count up to slightly more than one per input block, then doubling up to one per path."""
-    least, most = len(_multiplicities(problem)), max(1, len(problem.paths))
-    blocks = max(least, len({path.in1 for path in problem.paths}))
-    doubled = itertools.takewhile(lambda count: count < most, (blocks * 2**power for power in range(16)))
-    few = range(least, min(most, blocks + FINE_GROUPS) + 1)
-    return tuple(sorted({least, most, *few, *doubled}))
 
 
 def _host_knobs(spec: Spec) -> dict[str, tuple]:

@@ -112,15 +112,6 @@ def _choice(row: Sequence[Any], entry: Entry, compared: dict[Key, Compared]) -> 
     return Choice(entry, schedule, Cost(known.ratio, True, True) if known else Cost(row[7], row[8]))
 
 
-def check_device(device: str, slug: str) -> DeviceFacts:
-    """Facts of the device; ConfigError if it is not the one whose trials were replayed."""
-    facts = device_facts(device)
-    if facts.slug != slug or facts.backend != "cuda":
-        kind = "" if facts.backend == "cuda" else ", which is no GPU"
-        raise ConfigError(f"--measure on {device} ({facts.name}){kind}; expected the GPU of the archive, {slug}")
-    return facts
-
-
 def groups_of(choices: Sequence[Choice], say: Callable[[str], None]) -> list[Group]:
     """Estimates by workload, the group with the most expensive one first; those without their graph are told."""
     estimates = {name_of(one.entry): one for one in choices if not one.cost.measured}
@@ -147,7 +138,10 @@ def measure_choices(
     No comparison begins after that time. Raises ConfigError for another device or another archive than the record's.
     """
     end, slug = monotonic() + seconds, archive.name.removesuffix(SUFFIX)
-    facts = check_device(device, slug)
+    facts = device_facts(device)
+    if facts.slug != slug or facts.backend != "cuda":
+        kind = "" if facts.backend == "cuda" else ", which is no GPU"
+        raise ConfigError(f"--measure on {device} ({facts.name}){kind}; expected the GPU of the archive, {slug}")
     groups = groups_of(read_choices(archive, results), say)
     run: dict[str, Any] = {"date": now_text(), "generator": GENERATOR_VERSION, "software": software_versions(facts)}
     run["driver"] = driver_version(facts)
