@@ -31,7 +31,6 @@ class Group(TyperGroup):
     unread: ClassVar[Mapping[str, tuple[str, ...]]] = {}
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
-        """The words of a command of this group."""
         if not args:
             others = ", ".join(name for name in self.commands if name != self.usual)
             raise ConfigError(f"{ctx.command_path}: no {self.argument} is given; name one, or a command: {others}")

@@ -91,8 +91,6 @@ class MeasuredKind(KernelKind):
 
 
 class MeasuredProduct(ProductKind, MeasuredKind):
-    """Tensor products."""
-
     tensors = staticmethod(make_tensors)
     reference = Reference
 
@@ -126,8 +124,6 @@ class MeasuredProduct(ProductKind, MeasuredKind):
 
 
 class MeasuredHarmonics(HarmonicsKind, MeasuredKind):
-    """Spherical harmonics."""
-
     tensors = staticmethod(make_vectors)
     reference = HarmonicsReference
 
@@ -168,8 +164,6 @@ class MeasuredVectors(VectorsKind, MeasuredKind):
 
 
 class MeasuredContraction(ContractionKind, MeasuredKind):
-    """Symmetric contractions."""
-
     tensors = staticmethod(make_features)
     reference = ContractionReference
 
@@ -250,7 +244,6 @@ _BY_OPERATION = {operation: kind for kind in KINDS for operation in kind.operati
 
 
 def measured_kind(operation: str) -> MeasuredKind:
-    """The kind of an operation."""
     return _BY_OPERATION[operation]
 
 

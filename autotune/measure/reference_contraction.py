@@ -41,7 +41,6 @@ def make_features(workload: Workload, device: torch.device | str, seed: int = 0)
 
 
 def contraction_of(workload: Workload) -> ContractionProblem:
-    """The problem of a workload of operation ``contraction``."""
     assert isinstance(workload.problem, ContractionProblem)
     return workload.problem
 

@@ -371,7 +371,6 @@ class VectorsReference(Reference):
 
 
 def radial_problem(workload: Workload) -> RadialProblem:
-    """The problem of a workload of operation ``radial``."""
     assert isinstance(workload.problem, RadialProblem)
     return workload.problem
 

@@ -168,7 +168,6 @@ class Trials:
     compared: frozenset[CudaSchedule] = frozenset()
 
     def plan(self, schedule: CudaSchedule) -> Plan | OwnersPlan:
-        """The plan of a legal schedule."""
         plan = plan_of(self.spec, schedule)
         assert plan is not None
         return plan

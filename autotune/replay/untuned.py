@@ -235,7 +235,6 @@ class Estimator:
         self.error = _error(studies)
 
     def cost(self, study: Trials, schedule: CudaSchedule) -> Cost:
-        """The cost of a schedule of a study."""
         time_us = study.times_us.get(schedule)
         if time_us is not None:
             return Cost(time_us / study.tuned_us, True, schedule in study.compared)

@@ -126,7 +126,6 @@ def compare(before: Record, after: Record, level: float = LEVEL, tolerance: floa
 
 
 def judge(pair: Pair, contender: str, level: float = LEVEL, tolerance: float = TOLERANCE) -> Judgement:
-    """Judge one contender of one row."""
     times = [row.times.get(contender, math.nan) for row in (pair.before, pair.after)]
     ratio, unknown = times[0] / times[1], (0.0, math.inf)
     failed = [side for side, time in zip(("before", "after"), times, strict=True) if math.isnan(time)]

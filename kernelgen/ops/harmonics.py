@@ -118,7 +118,6 @@ class HarmonicsOperator(DifferentiableOperator):
         return self._run(DOUBLE_BACKWARD[outputs], {"x": v, "g": g, "tx": t}, poison)
 
     def spec(self, direction: HarmonicsDirection, device: torch.device | None = None) -> HarmonicsSpec:
-        """Spec of the kernel of a direction."""
         return self._kernel_spec(direction, self.schedules[direction.name], device)
 
     def _kernel_spec(

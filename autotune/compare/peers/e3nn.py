@@ -55,7 +55,6 @@ def convolution(problem: TensorProductProblem, dtype: torch.dtype, device: torch
 
 
 def on_graph(call: GraphCall, task: Task) -> Call:
-    """The call with the graph of a task."""
     if not task.is_conv:
         return call
     (sender, receiver), nodes = task.edges, task.tensors.num_nodes

@@ -274,8 +274,6 @@ ANEW_AFTER = {"four": 4, "reloaded": 1}
 
 
 class RadialGroup(RadialWalk):
-    """The functions of one path group."""
-
     @property
     def cost(self) -> int:
         """The work of an edge, measured in instructions: those of a path are about its statements and its products.
