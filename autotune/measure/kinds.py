@@ -37,6 +37,7 @@ from autotune.workload.kinds.symmetric_contraction import ContractionKind
 from autotune.workload.kinds.tensor_product import ProductKind
 from autotune.workload.workload import Tensors, Workload, make_tensors
 from kernelgen.arithmetic.contraction import contraction_double_backward
+from kernelgen.arithmetic.directions import OPERANDS
 from kernelgen.device import DeviceFacts, device_facts
 from kernelgen.kernels.radial.schedule import RadialSpec
 from kernelgen.ops.harmonics import build_harmonics
@@ -106,16 +107,10 @@ class MeasuredProduct(ProductKind, MeasuredKind):
         )
 
     def run(self, operator: Any, direction: str, tensors: Tensors, order: EdgeOrder | None, poison: bool) -> Run:
-        t, conv = tensors, operator.operation == "conv"
-        edges: tuple[Any, ...] = (t.sender, t.receiver, t.num_nodes, order) if conv else (None,) * 4
-        asked = self.directions[direction]
-        given: dict[str, Any] = {"outputs": asked.outputs, "poison": poison}
-        if direction == "forward":
-            return lambda: {"g": operator.run_forward(t.x, t.y, t.w, *edges, poison=poison)}
-        if not asked.tangents:
-            return lambda: operator.run_backward(t.x, t.y, t.w, t.g, *edges, **given)
-        tangents = {slot: getattr(t, "t" + slot) for slot in asked.tangents}
-        return lambda: operator.run_double_backward(t.x, t.y, t.w, t.g, tangents, *edges, **given)
+        t, asked = tensors, self.directions[direction]
+        edges = (t.sender, t.receiver, t.num_nodes, order) if operator.is_conv else ()
+        operands = tuple(getattr(t, name) if name in ("x", "y", *asked.operands) else None for name in OPERANDS)
+        return lambda: operator.run(asked, operands, *edges, poison=poison)
 
     def space(self, workload: Workload, direction: str, facts: DeviceFacts) -> Space:
         kernel = (workload.product, workload.operation, direction, workload.dtype)
