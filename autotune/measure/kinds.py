@@ -32,6 +32,7 @@ from autotune.measure.space import Space, contraction_space, harmonics_space, ra
 from autotune.workload.kinds.base import KernelKind
 from autotune.workload.kinds.edge_vectors import VectorsKind
 from autotune.workload.kinds.radial_convolution import RadialKind
+from autotune.workload.kinds.spherical_harmonics import OPERANDS as HARMONICS_OPERANDS
 from autotune.workload.kinds.spherical_harmonics import HarmonicsKind
 from autotune.workload.kinds.symmetric_contraction import ContractionKind
 from autotune.workload.kinds.tensor_product import ProductKind
@@ -127,12 +128,8 @@ class MeasuredHarmonics(HarmonicsKind, MeasuredKind):
         return build_harmonics(workload.harmonics, dict(schedules), dtype=dtype, device=device)
 
     def run(self, operator: Any, direction: str, tensors: Tensors, order: EdgeOrder | None, poison: bool) -> Run:
-        v, g, t = tensors.x, tensors.g, tensors.tx
-        if direction == "forward":
-            return lambda: {"g": operator.run_forward(v, poison=poison)}
-        if direction == "backward":
-            return lambda: {"x": operator.run_backward(v, g, poison=poison)}
-        return lambda: operator.run_double_backward(v, g, t, poison=poison)
+        given = {name: getattr(tensors, name) for name in HARMONICS_OPERANDS[direction]}
+        return lambda: operator.run(self.directions[direction], given, poison=poison)
 
     def space(self, workload: Workload, direction: str, facts: DeviceFacts) -> Space:
         return harmonics_space(workload.spec(direction, facts))
