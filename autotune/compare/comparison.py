@@ -433,7 +433,7 @@ class ComparisonSession(WorkloadSession):
 
     def build_seconds(self) -> dict[str, float]:
         """By peer that takes part, the most seconds that it takes to compile itself."""
-        return {name: peer.build_s for name, peer in self.peers.items()}
+        return {name: peer.adapter.build_s for name, peer in self.peers.items()}
 
     @of_contender
     def prepare_ours(self, name: str, schedules: Schedules) -> Answer:
@@ -457,7 +457,7 @@ class ComparisonSession(WorkloadSession):
     @of_contender
     def prepare_peer(self, name: str) -> Answer:
         """Set up a peer; its adapter checks that its kernels run and its results are right."""
-        self.contenders[name], self.orders[name] = self.peers[name].prepare(), self.peers[name].order
+        self.contenders[name], self.orders[name] = self.peers[name].prepare(), self.peers[name].adapter.order
         return Answer()
 
     @of_contender
@@ -468,7 +468,7 @@ class ComparisonSession(WorkloadSession):
         ours = name not in self.peers
         sampler = Sampler(getattr(self.contenders[name], which.replace("+", "_")), self.device)
         # On a CPU a third call warms nothing more, and a peer's call takes up to a second.
-        calls = 2 if sampler.device.type == "cpu" else getattr(self.peers.get(name), "warm_up_calls", WARM_UP_CALLS)
+        calls = 2 if sampler.device.type == "cpu" else WARM_UP_CALLS if ours else self.peers[name].adapter.warm_up_calls
         seconds = sampler.warm_up(calls, OUR_WARM_UP_S if ours else WARM_UP_S, max_seconds=WARM_UP_LIMIT_S)
         self.samplers[name] = sampler
         # On small graphs the host's time may dominate, so it is measured too, but only beside peers.
