@@ -16,18 +16,9 @@ import torch
 from torch import Tensor
 
 from autotune.database.lookup import build_vectors
+from autotune.measure import references
 from autotune.measure.operations import Call
 from autotune.measure.reference_contraction import ContractionReference, contraction_of, make_features
-from autotune.measure.references import (
-    HarmonicsReference,
-    RadialReference,
-    Reference,
-    VectorsReference,
-    make_radial_tensors,
-    make_vector_tensors,
-    make_vectors,
-    radial_problem,
-)
 from autotune.measure.space import Space, contraction_space, harmonics_space, radial_space, search_space
 from autotune.workload.kinds.base import KernelKind
 from autotune.workload.kinds.edge_vectors import VectorsKind
@@ -57,7 +48,7 @@ class MeasuredKind(KernelKind):
     reference: makes the float64 values of e3nn, of a workload, a device and tensors, that outputs are compared with.
     """
 
-    reference: ClassVar[type[Reference]]
+    reference: ClassVar[type[references.Reference]]
 
     @staticmethod
     @abstractmethod
@@ -94,7 +85,7 @@ class MeasuredKind(KernelKind):
 
 class MeasuredProduct(ProductKind, MeasuredKind):
     tensors = staticmethod(make_tensors)
-    reference = Reference
+    reference = references.Reference
 
     def build(self, workload: Workload, schedules: Mapping[str, Any], device: str) -> Any:
         return build(
@@ -120,8 +111,8 @@ class MeasuredProduct(ProductKind, MeasuredKind):
 
 
 class MeasuredHarmonics(HarmonicsKind, MeasuredKind):
-    tensors = staticmethod(make_vectors)
-    reference = HarmonicsReference
+    tensors = staticmethod(references.make_vectors)
+    reference = references.HarmonicsReference
 
     def build(self, workload: Workload, schedules: Mapping[str, Any], device: str) -> Any:
         dtype = getattr(torch, workload.dtype)
@@ -138,8 +129,8 @@ class MeasuredHarmonics(HarmonicsKind, MeasuredKind):
 class MeasuredVectors(VectorsKind, MeasuredKind):
     """Convolutions of harmonics of edge vectors. The space: whether harmonics are formed inside a product or apart."""
 
-    tensors = staticmethod(make_vector_tensors)
-    reference = VectorsReference
+    tensors = staticmethod(references.make_vector_tensors)
+    reference = references.VectorsReference
 
     def build(self, workload: Workload, schedules: Mapping[str, Any], device: str) -> Any:
         problem = workload.problem
@@ -199,11 +190,11 @@ class RadialOperator:
 class MeasuredRadial(RadialKind, MeasuredKind):
     """Convolutions that form their edge weights in registers."""
 
-    tensors = staticmethod(make_radial_tensors)
-    reference = RadialReference
+    tensors = staticmethod(references.make_radial_tensors)
+    reference = references.RadialReference
 
     def build(self, workload: Workload, schedules: Mapping[str, Any], device: str) -> RadialOperator:
-        problem, place = radial_problem(workload), torch.device(device)
+        problem, place = references.radial_problem(workload), torch.device(device)
         fused = FusedRadial(problem.product, problem.hidden, problem.accuracy, workload.layout, place, dict(schedules))
         kernel: dict[str, Any] = {"operation": "conv", "dtype": getattr(torch, workload.dtype)}
         return RadialOperator(fused, build(problem.product, layout=workload.layout, device=place, **kernel))
