@@ -107,10 +107,6 @@ class DeviceData:
         """Of kernels: the tuned ones and those of the bench."""
         return (*self.tuned, *self.suite)
 
-    def met(self, key: str) -> list[str]:
-        """All values of a field of rows, such as the generator, in order."""
-        return sorted({row.text(key) for row in self.rows} - {""})
-
     @property
     def software(self) -> dict[str, str]:
         """Version by name, of the newest row that tells."""

@@ -29,16 +29,12 @@ from autotune.text import DEFAULT, TUNED, bytes_text, direction_name, geometric_
 from autotune.workload.kinds.radial_convolution import OPERATION as RADIAL_OPERATION
 
 
-def passes(rows: Iterable[SuiteRow]) -> list[str]:
-    """The passes that rows have, in their usual order."""
-    met = {row.which for row in rows}
-    return [name for name in PASSES if name in met] + sorted(met - set(PASSES))
-
-
-def groups(rows: Iterable[SuiteRow]) -> list[str]:
-    """The groups that rows have, in their usual order."""
-    met = dict.fromkeys(row.group for row in rows)
-    return [name for name in dict.fromkeys((*GROUPS, *met)) if name in met]
+def by(rows: Iterable[SuiteRow], key: str, usual: Iterable[str]) -> dict[str, list[SuiteRow]]:
+    """Rows by an attribute; its ``usual`` values come first, in their order."""
+    met: dict[str, list[SuiteRow]] = {}
+    for row in rows:
+        met.setdefault(getattr(row, key), []).append(row)
+    return {value: met[value] for value in dict.fromkeys((*usual, *sorted(met))) if value in met}
 
 
 # Every bench row against its fastest peer: the whole section.
@@ -114,11 +110,9 @@ def _dots(rows: Sequence[SuiteRow]) -> Markup | None:
     """Each normal row as a dot, in lanes by group, then by pass, as in the table."""
     lanes: dict[str, list[float]] = {}
     normal = [row for row in rows if not row.deterministic and not math.isnan(row.ratio)]
-    for group in groups(normal):
-        inside = [row for row in normal if row.group == group]
-        for name in passes(inside):
-            lane = f"{direction_name(name)}, {GROUPS.get(group, group)}"
-            lanes[lane] = [row.ratio for row in inside if row.which == name]
+    for group, inside in by(normal, "group", GROUPS).items():
+        for which, chosen in by(inside, "which", PASSES).items():
+            lanes[f"{direction_name(which)}, {GROUPS.get(group, group)}"] = [row.ratio for row in chosen]
     return charts.ratio_dots(lanes, "suite-ratios") if lanes else None
 
 
@@ -151,14 +145,13 @@ class Means:
 def means(rows: Sequence[SuiteRow]) -> Iterator[Means]:
     """By kind and pass. Deterministic rows are a kind of their own."""
     price_of = {id(row): price for _, row, price in prices(rows)}
-    for group in groups(rows):
+    for group, of_group in by(rows, "group", GROUPS).items():
         for deterministic in (False, True):
             kind = group.capitalize() + (", deterministic" if deterministic else "")
-            inside = [row for row in rows if row.group == group and row.deterministic is deterministic]
-            for which in passes(inside):
-                chosen = tuple(row for row in inside if row.which == which)
+            inside = [row for row in of_group if row.deterministic is deterministic]
+            for which, chosen in by(inside, "which", PASSES).items():
                 price = geometric_mean(price_of[id(row)] for row in chosen if id(row) in price_of)
-                yield Means(kind, which, chosen, price)
+                yield Means(kind, which, tuple(chosen), price)
 
 
 # A bench row with what opens below it: all contenders, raw samples, schedules, their source and resources.
@@ -235,8 +228,7 @@ def roofline(data: DeviceData) -> dict[str, Any] | None:
         return None
     points: dict[str, list[tuple[float, float]]] = {}
     lines = []
-    for group in groups(rows):
-        inside = [row for row in rows if row.group == group]
+    for group, inside in by(rows, "group", GROUPS).items():
         points[GROUPS.get(group, group)] = [(row.bytes, 1e6 * row.bytes / row.time_us) for row in inside]
         if known := [row for row in inside if row.least_us > 0]:
             shares = [row.least_us / row.time_us for row in known]

@@ -12,7 +12,7 @@ from autotune.report.charts import COLOURS
 from autotune.report.devices import PASSES, DeviceData, DeviceRows
 from autotune.report.picker import Bar, Choice, Command, Picker
 from autotune.report.render import Page, Section, render
-from autotune.report.rows import SuiteRow, mapping, rows_text
+from autotune.report.rows import SuiteRow, mapping, met, rows_text
 from autotune.report.sources import write_sources
 from autotune.text import (
     DEFAULT,
@@ -25,7 +25,6 @@ from autotune.text import (
     error_text,
     floored_ratio,
     geometric_mean,
-    kind_text,
     ratio_text,
     time_text,
 )
@@ -101,9 +100,7 @@ def first_kernel_row(rows: Sequence[SuiteRow]) -> int:
 
 
 def _form(row: SuiteRow) -> str:
-    operation = row.text("operation") or "conv"
-    kind = kind_text(None if operation == "conv" else operation, row.deterministic)
-    return ", ".join(filter(None, (kind or "convolution", row.text("dtype"), row.text("layout"))))
+    return ", ".join(filter(None, (row.form or "convolution", row.text("dtype"), row.text("layout"))))
 
 
 def _kernel_choice(row: SuiteRow, backend: str, known: Shipped) -> Choice:
@@ -250,7 +247,7 @@ def _shared(
 
 def provenance(data: DeviceData) -> dict[str, Any]:
     """Names and values of the device and the software; what the labels of problems mean."""
-    versions = [("generator", ", ".join(data.met("generator")) or MISSING), *sorted(data.software.items())]
+    versions = [("generator", ", ".join(met(data.rows, "generator")) or MISSING), *sorted(data.software.items())]
     return {"device": list(_device_facts(data)), "software": versions, "problems": list(_problems(data))}
 
 
@@ -294,7 +291,7 @@ def build_page(data: DeviceData, others: Sequence[DeviceRows] = ()) -> Page:
         data.slug,
         sources.texts,
         data=data,
-        dates=sorted({date[:10] for date in data.met("date")}),
+        dates=sorted({date[:10] for date in met(data.rows, "date")}),
         screen=first_screen(data),
         sections=[section for section in _sections(data, others) if shown.get(section.anchor, True)],
         picked=kernel_picker(data) if data.models else None,  # else it is the first screen

@@ -289,6 +289,11 @@ class SuiteRow:
         return max(errors, key=lambda a: math.inf if math.isnan(a.error) else a.error, default=None)
 
 
+def met(rows: Iterable[SuiteRow], key: str) -> list[str]:
+    """All values of a field of rows, such as the generator, in order."""
+    return sorted({row.text(key) for row in rows} - {""})
+
+
 def entry_row(entry: dict[str, Any]) -> SuiteRow:
     """A published entry as a row of its direction."""
     times = {TUNED: entry, DEFAULT: entry.get("default"), **mapping(entry.get("peers"))}
