@@ -32,21 +32,17 @@ def parse_json(text: str | bytes) -> Any:
         data = json.loads(text, parse_int=_integer)
     except RecursionError:
         raise _too_deep() from None
-    _check_depth(data)
-    return with_fit_texts(data) if _MAY_BE_UNFIT.search(text) else data
-
-
-def _integer(digits: str) -> int | float:
-    return int(digits) if len(digits) <= SAFE_DIGITS else float(digits)
-
-
-def _check_depth(data: Any) -> None:
     level, depth = [data], 0
     while level:
         if depth == MOST_DEPTH:
             raise _too_deep()
         inner = (each.values() if isinstance(each, dict) else each for each in level if isinstance(each, dict | list))
         level, depth = [item for items in inner for item in items if isinstance(item, dict | list)], depth + 1
+    return with_fit_texts(data) if _MAY_BE_UNFIT.search(text) else data
+
+
+def _integer(digits: str) -> int | float:
+    return int(digits) if len(digits) <= SAFE_DIGITS else float(digits)
 
 
 def _too_deep() -> ValueError:

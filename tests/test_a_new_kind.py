@@ -16,8 +16,8 @@ from pathlib import Path
 from places import ROOT, SUPPORT
 
 MEASURED = """class MeasuredDoubling(DoublingKind, MeasuredKind):
-    tensors = staticmethod(make_vectors)
-    reference = HarmonicsReference
+    tensors = staticmethod(references.make_vectors)
+    reference = references.HarmonicsReference
     build = MeasuredHarmonics.build
     run = MeasuredHarmonics.run
 

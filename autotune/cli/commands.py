@@ -19,23 +19,10 @@ from typer.core import TyperGroup
 
 from autotune.cli import bench as cli_bench
 from autotune.cli import database as cli_db
+from autotune.cli import options
 from autotune.cli import pack as cli_pack
 from autotune.cli import replay as cli_replay
 from autotune.cli import tune as cli_tune
-from autotune.cli.options import (
-    INTERRUPTED,
-    Device,
-    Json,
-    Reports,
-    Results,
-    examples,
-    print_next,
-    print_rich,
-    resolve_device,
-    results_folder,
-    write_comparison_page,
-    write_pages,
-)
 from autotune.cli.replay import record
 from autotune.cli.tune import show_misses
 from kernelgen.files import with_fit_texts
@@ -54,7 +41,7 @@ app = typer.Typer(
     name="equitune",
     cls=Root,
     help="Generate and autotune kernels for O(3)-equivariant tensor products.",
-    epilog=examples("equitune doctor", "equitune tune quick", "equitune show mace-mp-medium"),
+    epilog=options.examples("equitune doctor", "equitune tune quick", "equitune show mace-mp-medium"),
     add_completion=False,
     pretty_exceptions_enable=False,
     context_settings={"help_option_names": ["-h", "--help"]},
@@ -69,7 +56,7 @@ def main(arguments: Sequence[str] | None = None) -> NoReturn:
     except typer.TyperException as error:
         _fail(error.format_message())
     except (KeyboardInterrupt, typer.Abort):
-        code = INTERRUPTED
+        code = options.INTERRUPTED
     except Exception as error:
         from kernelgen.errors import EquituneError
 
@@ -115,7 +102,7 @@ def root(
 
 
 @app.command()
-def doctor(as_json: Json = False) -> None:
+def doctor(as_json: options.Json = False) -> None:
     """Check this machine: device, compilers, versions, cache, databases, usable peers."""
     from autotune.cli.doctor import Finding, as_data, as_table, examine, next_step
 
@@ -125,9 +112,9 @@ def doctor(as_json: Json = False) -> None:
     findings: list[Finding] = []
     for _, section in itertools.groupby(examine(), key=lambda finding: finding.section):
         rows = tuple(section)
-        print_rich(as_table(rows))
+        options.print_rich(as_table(rows))
         findings += rows
-    print_next(next_step(findings))
+    options.print_next(next_step(findings))
 
 
 app.add_typer(cli_tune.app, name="tune")
@@ -143,18 +130,18 @@ def report(
         tuple[Path, Path] | None,
         typer.Option(metavar="BEFORE AFTER", help="Compare two bench records (or results folders) on one page."),
     ] = None,
-    results: Results = None,
-    reports: Reports = None,
+    results: options.Results = None,
+    reports: options.Reports = None,
 ) -> None:
     """Rebuild the HTML pages from stored results, or compare two bench records."""
     if compare is None:
-        write_pages(results_folder(results), reports, None)
+        options.write_pages(options.results_folder(results), reports, None)
     else:
-        write_comparison_page(*compare, results_folder(results), reports)
+        options.write_comparison_page(*compare, options.results_folder(results), reports)
 
 
 @app.command(
-    epilog=examples(
+    epilog=options.examples(
         "equitune show mace-mp-medium --device cpu",
         'equitune show "128x0e+128x1o" "0e+1o+2e+3o" "0e+1o+2e+3o"',
         'equitune show "8x0e+8x1o" "0e+1o" "8x0e+8x1o" --fully-connected --operation plain',
@@ -172,7 +159,7 @@ def show(
     misses: Annotated[
         bool, typer.Option("--misses", help="Instead list what running models asked for and did not find here.")
     ] = False,
-    device: Device = None,
+    device: options.Device = None,
     fully_connected: Annotated[
         bool, typer.Option("--fully-connected", help="Irreps mean a fully connected product, not a channelwise one.")
     ] = False,
@@ -192,7 +179,7 @@ def show(
     from autotune.cli.show import problem_given
     from autotune.cli.show import show as show_text
 
-    device = resolve_device(device)
+    device = options.resolve_device(device)
     if misses:
         show_misses(device)
         return

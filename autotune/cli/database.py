@@ -10,19 +10,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from autotune.cli.options import (
-    Budget,
-    Device,
-    Json,
-    Peers,
-    Results,
-    Trials,
-    budget_seconds,
-    examples,
-    print_next,
-    resolve_device,
-    results_folder,
-)
+from autotune.cli import options
 
 if TYPE_CHECKING:
     from autotune.database.entry import Entry
@@ -32,7 +20,7 @@ if TYPE_CHECKING:
 
 app = typer.Typer(
     help="Manage tuned databases: list stale entries, verify, retune, merge, export.",
-    epilog=examples("equitune db stale", "equitune db retune --budget 30m", "equitune db merge theirs.json"),
+    epilog=options.examples("equitune db stale", "equitune db retune --budget 30m", "equitune db merge theirs.json"),
     no_args_is_help=True,
 )
 
@@ -43,14 +31,14 @@ Problems = Annotated[
 
 @app.command()
 def stale(
-    device: Device = None,
-    results: Results = None,
-    as_json: Json = False,
+    device: options.Device = None,
+    results: options.Results = None,
+    as_json: options.Json = False,
 ) -> None:
     """List this device's entries whose generator, compiler or driver has changed."""
     from kernelgen.device import device_facts
 
-    facts = device_facts(resolve_device(device))
+    facts = device_facts(options.resolve_device(device))
     table = _table(results, facts.slug)
     found = _stale(table, facts)
     if as_json:
@@ -60,7 +48,7 @@ def stale(
         print(f"{_name(item.entry)}: {'; '.join(item.reasons)}")
     print(f"{len(found)} of {len(table.by_identity)} entries of {facts.name} are stale")
     if found:
-        print_next("equitune db retune")
+        options.print_next("equitune db retune")
 
 
 @app.command()
@@ -69,8 +57,8 @@ def verify(
     uncertified: Annotated[
         bool, typer.Option("--uncertified", help="Only entries without a certificate; no times are taken.")
     ] = False,
-    device: Device = None,
-    results: Results = None,
+    device: options.Device = None,
+    results: options.Results = None,
 ) -> None:
     """Check and time this device's entries again, and write the certificates that are missing.
 
@@ -81,8 +69,8 @@ def verify(
     from autotune.tune.publish import Verdict, is_certified, recheck
     from kernelgen.device import device_facts
 
-    device = resolve_device(device)
-    database = Database.load(database_path(results_folder(results), device_facts(device).slug))
+    device = options.resolve_device(device)
+    database = Database.load(database_path(options.results_folder(results), device_facts(device).slug))
     wanted = [entry for entry in database.entries if not problem or entry.label in problem]
     wanted = [entry for entry in wanted if not (uncertified and is_certified(entry))]
 
@@ -101,11 +89,11 @@ def verify(
 
 @app.command()
 def retune(
-    device: Device = None,
-    budget: Budget = None,
-    trials: Trials = None,
-    peers: Peers = True,
-    results: Results = None,
+    device: options.Device = None,
+    budget: options.Budget = None,
+    trials: options.Trials = None,
+    peers: options.Peers = True,
+    results: options.Results = None,
 ) -> None:
     """Tune entries again that are stale or failed their last check."""
     from autotune.tune.publish import workloads_of
@@ -114,8 +102,8 @@ def retune(
     from kernelgen.device import device_facts
     from kernelgen.errors import EquituneError
 
-    seconds = budget_seconds(budget)
-    device, folder = resolve_device(device), results_folder(results)
+    seconds = options.budget_seconds(budget)
+    device, folder = options.resolve_device(device), options.results_folder(results)
     facts = device_facts(device)
     table = _table(results, facts.slug)
     stale = [item.entry for item in _stale(table, facts)]
@@ -138,7 +126,7 @@ def merge(
     files: Annotated[
         list[Path], typer.Argument(metavar="FILE...", help="Database files, or contributions, of any device.")
     ],
-    results: Results = None,
+    results: options.Results = None,
 ) -> None:
     """Merge database files into the local databases. Prints which entry wins each conflict, and why."""
     from autotune.database.maintenance import counts, merge_file
@@ -146,7 +134,7 @@ def merge(
 
     for file in files:
         with database_in(file) as database:
-            target, merged = merge_file(database, results_folder(results))
+            target, merged = merge_file(database, options.results_folder(results))
         for item in merged:
             if item.reason not in ("new here", "the same as here"):
                 print(f"{_name(item.entry)}: {'taken' if item.taken else 'kept out'}, {item.reason}")
@@ -157,25 +145,25 @@ def merge(
 def export(
     path: Annotated[Path, typer.Argument(metavar="FILE", help="The file to write. It must not exist.")],
     problem: Problems = None,
-    device: Device = None,
-    results: Results = None,
+    device: options.Device = None,
+    results: options.Results = None,
 ) -> None:
     """Write this device's entries to a database file, to share or contribute."""
     from autotune.database.maintenance import export_file
     from kernelgen.device import device_facts
 
-    count = export_file(_table(results, device_facts(resolve_device(device)).slug), path, problem or ())
+    count = export_file(_table(results, device_facts(options.resolve_device(device)).slug), path, problem or ())
     print(f"{path}: {count} entries")
-    print_next(f"on the other machine: equitune db merge {path.name}")
+    options.print_next(f"on the other machine: equitune db merge {path.name}")
 
 
 @app.command()
 def contribute(
     path: Annotated[Path, typer.Argument(metavar="FILE", help="The archive to write, such as a100.tar.gz.")],
-    device: Device = None,
-    budget: Budget = None,
-    trials: Trials = None,
-    results: Results = None,
+    device: options.Device = None,
+    budget: options.Budget = None,
+    trials: options.Trials = None,
+    results: options.Results = None,
 ) -> None:
     """Tune all that is shipped for this device, and write one file to send to the project.
 
@@ -188,22 +176,22 @@ def contribute(
 
     if not path.name.endswith(SUFFIX):
         raise ConfigError(f"the file is {path}; expected a name that ends with {SUFFIX}")
-    seconds = budget_seconds(budget)
-    device, folder = resolve_device(device), results_folder(results)
+    seconds = options.budget_seconds(budget)
+    device, folder = options.resolve_device(device), options.results_folder(results)
     facts = device_facts(device)
     tune(whole_config(facts.backend), device, seconds, trials, None, None, 0, folder, False, None)
     count = write_contribution(folder, facts.slug, path)
     print(f"{path}: {count} entries of {facts.name}")
-    print_next(f"attach {path.name} to an issue of the project")
+    options.print_next(f"attach {path.name} to an issue of the project")
 
 
 @app.command()
-def pack(results: Results = None) -> None:
+def pack(results: options.Results = None) -> None:
     """Pack the trials that entries cite, and the records, into one file per device, as the repository keeps them."""
     from autotune.database.maintenance import pack_trials
     from autotune.database.store import device_files
 
-    folder = results_folder(results)
+    folder = options.results_folder(results)
     recorded = {path.name for path in (folder / "record").glob("*/")}
     for slug in sorted(recorded | {file.stem for file in device_files(folder)}):
         for packed in pack_trials(folder, slug):
@@ -266,4 +254,4 @@ def _stale(table: Table, facts: DeviceFacts) -> list[Stale]:
 def _table(results: Path | None, slug: str) -> Table:
     from autotune.database.store import database_path, read_table
 
-    return read_table(database_path(results_folder(results), slug))
+    return read_table(database_path(options.results_folder(results), slug))

@@ -31,7 +31,6 @@ class Group(TyperGroup):
     unread: ClassVar[Mapping[str, tuple[str, ...]]] = {}
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
-        """The words of a command of this group."""
         if not args:
             others = ", ".join(name for name in self.commands if name != self.usual)
             raise ConfigError(f"{ctx.command_path}: no {self.argument} is given; name one, or a command: {others}")
@@ -42,7 +41,7 @@ class Group(TyperGroup):
         if words[0] in (*self.commands, "--help", "-h"):
             return words
         for flags, command in self.old.items():
-            if all(any(is_flag(flag, word) for word in words) for flag in flags.split()):
+            if all(any(word.partition("=")[0] == flag for word in words) for flag in flags.split()):
                 present = [command, *moved_ahead(flags.split(), words, self.unread.get(command, ()))]
                 say_present(path, present)
                 return present
@@ -58,11 +57,6 @@ class Group(TyperGroup):
 def say_present(path: str, words: list[str]) -> None:
     """The present spelling of a command, on standard error."""
     print(f"equitune: note: this is now spelled {path} {shlex.join(words)}", file=sys.stderr)
-
-
-def is_flag(flag: str, word: str) -> bool:
-    """Whether a word is a flag, perhaps with its value after ``=``."""
-    return word.partition("=")[0] == flag
 
 
 def moved_ahead(flags: list[str], words: list[str], unread: tuple[str, ...] = ()) -> list[str]:

@@ -7,23 +7,8 @@ from typing import Annotated, Any
 
 import typer
 
+from autotune.cli import options
 from autotune.cli.groups import Group
-from autotune.cli.options import (
-    INTERRUPTED,
-    MEASURING,
-    SEARCH,
-    Config,
-    Device,
-    Interrupts,
-    Results,
-    budget_seconds,
-    examples,
-    positive,
-    print_next,
-    print_rich,
-    resolve_device,
-    results_folder,
-)
 
 
 class ReplayGroup(Group):
@@ -38,24 +23,24 @@ app = typer.Typer(
 )
 
 
-def record(config: Config, device: Device = None, results: Results = None) -> None:
+def record(config: options.Config, device: options.Device = None, results: options.Results = None) -> None:
     """Time every schedule of the space in the config's table \\[record.BACKEND], for replays."""
     from autotune.replay.samplers import record as run_record
     from autotune.tune.settings import Progress
     from autotune.workload.config import load_config
     from kernelgen.device import device_facts
 
-    device = resolve_device(device)
+    device = options.resolve_device(device)
     loaded = load_config(config, device_facts(device).backend)
-    with Interrupts() as interrupts, Progress() as progress:
-        for path in run_record(loaded, device, results_folder(results), progress):
+    with options.Interrupts() as interrupts, Progress() as progress:
+        for path in run_record(loaded, device, options.results_folder(results), progress):
             print(f"record: {path}")
     if interrupts.seen:
-        raise typer.Exit(INTERRUPTED)
+        raise typer.Exit(options.INTERRUPTED)
 
 
 @app.command(
-    epilog=examples("equitune replay results/record/*.jsonl.gz --sampler tpe --seeds 5"),
+    epilog=options.examples("equitune replay results/record/*.jsonl.gz --sampler tpe --seeds 5"),
 )
 def records(
     files: Annotated[
@@ -65,26 +50,31 @@ def records(
     sampler: Annotated[
         list[str] | None,
         typer.Option(
-            help="tpe, climb, gp, random or default. Repeat it for several. Default: all.", rich_help_panel=SEARCH
+            help="tpe, climb, gp, random or default. Repeat it for several. Default: all.",
+            rich_help_panel=options.SEARCH,
         ),
     ] = None,
     seeds: Annotated[
-        int | None, typer.Option(help="Runs of each sampler. Default: 20, for gp 5.", rich_help_panel=SEARCH)
+        int | None, typer.Option(help="Runs of each sampler. Default: 20, for gp 5.", rich_help_panel=options.SEARCH)
     ] = None,
-    trials: Annotated[int, typer.Option(help="Trials of each run.", rich_help_panel=SEARCH)] = 150,
+    trials: Annotated[int, typer.Option(help="Trials of each run.", rich_help_panel=options.SEARCH)] = 150,
     ahead: Annotated[
         int | None,
-        typer.Option(help="Proposals in flight. Default: as on the recording machine.", rich_help_panel=SEARCH),
+        typer.Option(help="Proposals in flight. Default: as on the recording machine.", rich_help_panel=options.SEARCH),
     ] = None,
     prune: Annotated[
         bool,
-        typer.Option("--prune/--no-prune", help="Skip kernels that spill too many registers.", rich_help_panel=SEARCH),
+        typer.Option(
+            "--prune/--no-prune", help="Skip kernels that spill too many registers.", rich_help_panel=options.SEARCH
+        ),
     ] = True,
     transfer: Annotated[
         bool,
-        typer.Option("--transfer/--no-transfer", help="Start from winners of related kernels.", rich_help_panel=SEARCH),
+        typer.Option(
+            "--transfer/--no-transfer", help="Start from winners of related kernels.", rich_help_panel=options.SEARCH
+        ),
     ] = True,
-    results: Results = None,
+    results: options.Results = None,
 ) -> None:
     """Compare samplers on recorded times: trials until a schedule near the best is found."""
     from autotune.database.trials import studies_in
@@ -93,19 +83,19 @@ def records(
     from autotune.search.starting_points import known_entries
 
     for option, number in (("--seeds", seeds), ("--trials", trials), ("--ahead", ahead)):
-        positive(option, number)
-    folder = results_folder(results)
+        options.positive(option, number)
+    folder = options.results_folder(results)
     for file in (study for path in files for study in studies_in(path)):
         recorded = load_record(file)
         related = recorded.transfers(known_entries(recorded.space.spec.facts, folder)) if transfer else {}
-        options: dict[str, Any] = {"seeds": seeds, "ahead": ahead, "prune": prune, "transfers": related}
-        data = run_replay(recorded, sampler or SEEDS, trials, **options)
-        print_rich(replay_table(data))
+        how: dict[str, Any] = {"seeds": seeds, "ahead": ahead, "prune": prune, "transfers": related}
+        data = run_replay(recorded, sampler or SEEDS, trials, **how)
+        options.print_rich(replay_table(data))
         print(f"replay: {write_replay(folder, data)}")
 
 
 @app.command(
-    epilog=examples(
+    epilog=options.examples(
         "equitune replay defaults results/trials/nvidia-h200.jsonl.gz",
         "equitune replay defaults results/trials/nvidia-h200.jsonl.gz --measure 2m",
     )
@@ -119,13 +109,13 @@ def defaults(
         typer.Option(
             help="On the archive's GPU: measure choices that are only estimates, the most expensive first, for so "
             "long: 60s, 10m.",
-            rich_help_panel=MEASURING,
+            rich_help_panel=options.MEASURING,
         ),
     ] = None,
     device: Annotated[
-        str | None, typer.Option(help="With --measure: cuda or cuda:N.", rich_help_panel=MEASURING)
+        str | None, typer.Option(help="With --measure: cuda or cuda:N.", rich_help_panel=options.MEASURING)
     ] = None,
-    results: Results = None,
+    results: options.Results = None,
 ) -> None:
     """Fit the model of untuned schedules: what they cost on problems that are held out in turn.
 
@@ -134,9 +124,9 @@ def defaults(
     """
     from autotune.errors import ConfigError
 
-    seconds, folder = budget_seconds(measure, "--measure"), results_folder(results)
+    seconds, folder = options.budget_seconds(measure, "--measure"), options.results_folder(results)
     if seconds is not None:
-        _measure_choices(files, folder, resolve_device(device), seconds)
+        _measure_choices(files, folder, options.resolve_device(device), seconds)
         return
     if device is not None:
         raise ConfigError(f"--device {device}: a replay needs no device; expected it beside --measure")
@@ -144,7 +134,7 @@ def defaults(
 
     for archive in files:
         record, *written = replay_defaults(archive, folder, _say)
-        print_rich(costs_table(record))
+        options.print_rich(costs_table(record))
         _say(measured_line(record["choices"][record["chosen"]], record["compared"]))
         for path in written:
             _say(str(path))
@@ -160,7 +150,7 @@ def _measure_choices(files: list[Path], results: Path, device: str, seconds: flo
         choices, lost = measure_choices(archive, results, device, seconds, _say)
         costs = [choice.cost for choice in choices]
         _say(measured_line(summary(costs), sum(cost.compared for cost in costs)))
-        print_next(f"equitune replay defaults {archive}")
+        options.print_next(f"equitune replay defaults {archive}")
         failed += lost
     if failed:
         _say(f"{failed} comparisons failed, see above")

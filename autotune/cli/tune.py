@@ -9,32 +9,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from autotune.cli import options
 from autotune.cli.groups import Group
-from autotune.cli.options import (
-    INTERRUPTED,
-    OUTPUT,
-    SEARCH,
-    SHARING,
-    Budget,
-    Config,
-    Device,
-    Interrupts,
-    ModelDtype,
-    ModelName,
-    Reports,
-    Results,
-    Structure,
-    Trials,
-    budget_seconds,
-    devices_given,
-    examples,
-    positive,
-    print_next,
-    resolve_device,
-    results_folder,
-    sampler_name,
-    write_pages,
-)
 
 if TYPE_CHECKING:
     from autotune.tune.model import ModelTuning
@@ -52,12 +28,15 @@ app = typer.Typer(
     subcommand_metavar="CONFIG | COMMAND [ARGS]...",
 )
 
-Sampler = Annotated[str | None, typer.Option(help="auto, tpe, climb, gp, random or brute.", rich_help_panel=SEARCH)]
-Seed = Annotated[int, typer.Option(help="Random seed.", rich_help_panel=SEARCH)]
+Sampler = Annotated[
+    str | None, typer.Option(help="auto, tpe, climb, gp, random or brute.", rich_help_panel=options.SEARCH)
+]
+Seed = Annotated[int, typer.Option(help="Random seed.", rich_help_panel=options.SEARCH)]
 Patience = Annotated[
     int | None,
     typer.Option(
-        help="End a search after this many trials without a 1% gain. Default on a GPU: 120.", rich_help_panel=SEARCH
+        help="End a search after this many trials without a 1% gain. Default on a GPU: 120.",
+        rich_help_panel=options.SEARCH,
     ),
 ]
 Storage = Annotated[
@@ -65,17 +44,14 @@ Storage = Annotated[
     typer.Option(
         help="Optuna storage URL. All tuners that name it share their studies. If the database server restarts, "
         "tuners wait up to two minutes.",
-        rich_help_panel=SHARING,
+        rich_help_panel=options.SHARING,
     ),
-]
-Peers = Annotated[
-    bool, typer.Option("--peers/--no-peers", help="Also time the peers (e3nn, ...).", rich_help_panel=OUTPUT)
 ]
 
 
 @app.command(
     "config",
-    epilog=examples(
+    epilog=options.examples(
         "equitune tune quick",
         "equitune tune configs/mace-mp-medium.toml --budget 10m --device cuda:0",
         "equitune tune configs/h200.toml --devices all --no-peers",
@@ -83,21 +59,23 @@ Peers = Annotated[
     ),
 )
 def tune_config(
-    config: Config,
-    device: Device = None,
-    budget: Budget = None,
-    trials: Trials = None,
+    config: options.Config,
+    device: options.Device = None,
+    budget: options.Budget = None,
+    trials: options.Trials = None,
     sampler: Sampler = None,
     seed: Seed = 0,
     patience: Patience = None,
     devices: Annotated[
         str | None,
-        typer.Option(help="Run one tuner on each device: all, 0,1 or cpu,cpu (to try it).", rich_help_panel=SHARING),
+        typer.Option(
+            help="Run one tuner on each device: all, 0,1 or cpu,cpu (to try it).", rich_help_panel=options.SHARING
+        ),
     ] = None,
     shared: Annotated[
         bool,
         typer.Option(
-            "--shared", help="Share studies with other tuners of this results folder.", rich_help_panel=SHARING
+            "--shared", help="Share studies with other tuners of this results folder.", rich_help_panel=options.SHARING
         ),
     ] = False,
     storage: Storage = None,
@@ -107,11 +85,11 @@ def tune_config(
             "--peers/--no-peers",
             help="Also time the peers (e3nn, ...). Default: where a third of the budget suffices.",
             show_default=False,
-            rich_help_panel=OUTPUT,
+            rich_help_panel=options.OUTPUT,
         ),
     ] = None,
-    results: Results = None,
-    reports: Reports = None,
+    results: options.Results = None,
+    reports: options.Reports = None,
 ) -> None:
     """Tune the workloads of a config."""
     from autotune.workload.toml_tables import config_path
@@ -125,38 +103,38 @@ def tune_config(
     from autotune.workload.config import load_config
     from kernelgen.device import device_facts
 
-    chosen, folder = devices_given(device, devices), results_folder(results)
+    chosen, folder = options.devices_given(device, devices), options.results_folder(results)
     facts = device_facts(chosen[0])
     loaded = load_config(config, facts.backend)
-    options = (seconds, trials, sampler, storage, seed, folder, peers, patience)
-    with Interrupts() as interrupts:
+    arguments = (seconds, trials, sampler, storage, seed, folder, peers, patience)
+    with options.Interrupts() as interrupts:
         if shared or devices is not None:
-            tune_together(loaded, chosen, *options)
+            tune_together(loaded, chosen, *arguments)
         else:
-            tune(loaded, chosen[0], *options)
+            tune(loaded, chosen[0], *arguments)
     print(summary_table(folder, facts.slug))
-    if write_pages(folder, reports, facts.slug):
-        print_next(f"open the report in a browser, or type {show_command(loaded.workloads[0], device, folder)}")
+    if options.write_pages(folder, reports, facts.slug):
+        options.print_next(f"open the report in a browser, or type {show_command(loaded.workloads[0], device, folder)}")
     if interrupts.seen:
-        raise typer.Exit(INTERRUPTED)
+        raise typer.Exit(options.INTERRUPTED)
 
 
-@app.command(epilog=examples("equitune tune model my.model --structure box.xyz"))
+@app.command(epilog=options.examples("equitune tune model my.model --structure box.xyz"))
 def model(
-    name: ModelName,
-    structure: Structure = None,
+    name: options.ModelName,
+    structure: options.Structure = None,
     training: Annotated[bool, typer.Option("--training", help="Also tune a training step.")] = False,
-    dtype: ModelDtype = None,
-    device: Device = None,
-    budget: Budget = None,
-    trials: Trials = None,
+    dtype: options.ModelDtype = None,
+    device: options.Device = None,
+    budget: options.Budget = None,
+    trials: options.Trials = None,
     sampler: Sampler = None,
     seed: Seed = 0,
     patience: Patience = None,
     storage: Storage = None,
-    peers: Peers = False,
-    results: Results = None,
-    reports: Reports = None,
+    peers: options.Peers = False,
+    results: options.Results = None,
+    reports: options.Reports = None,
 ) -> None:
     """Tune what a model runs on a structure, and print its times before and after."""
     begin = time.monotonic()
@@ -166,7 +144,7 @@ def model(
     from autotune.tune.model import DEFAULT_BUDGET_S, tune_passes
     from autotune.tune.model_passes import open_named
 
-    on, folder = resolve_device(device), results_folder(results)
+    on, folder = options.resolve_device(device), options.results_folder(results)
     opened = open_named(name, structure, on, dtype, training)
     if opened.replaced:
         print(opened.replaced, flush=True)
@@ -179,18 +157,18 @@ def model(
     _conclude(tuned, on, folder, reports)
 
 
-@app.command(epilog=examples("equitune tune misses --budget 1h"))
+@app.command(epilog=options.examples("equitune tune misses --budget 1h"))
 def misses(
-    device: Device = None,
-    budget: Budget = None,
-    trials: Trials = None,
+    device: options.Device = None,
+    budget: options.Budget = None,
+    trials: options.Trials = None,
     sampler: Sampler = None,
     seed: Seed = 0,
     patience: Patience = None,
     storage: Storage = None,
-    peers: Peers = False,
-    results: Results = None,
-    reports: Reports = None,
+    peers: options.Peers = False,
+    results: options.Results = None,
+    reports: options.Reports = None,
 ) -> None:
     """Tune what running models asked for and did not find."""
     seconds = checked(budget, trials, sampler, seed, patience)
@@ -198,7 +176,7 @@ def misses(
     search["with_peers"] = peers
     from autotune.tune.model import DEFAULT_BUDGET_S, tune_misses
 
-    on, folder, limit_s = resolve_device(device), results_folder(results), seconds or DEFAULT_BUDGET_S
+    on, folder, limit_s = options.resolve_device(device), options.results_folder(results), seconds or DEFAULT_BUDGET_S
     _conclude(lambda _: tune_misses(on, limit_s, search, folder, on_found=_say_what_is_left), on, folder, reports)
 
 
@@ -208,10 +186,10 @@ def checked(
     """The budget in seconds; a mistake in an option of a search is answered without torch."""
     from autotune.workload.toml_tables import check_seed
 
-    seconds = budget_seconds(budget)
-    sampler_name(sampler)
-    positive("--trials", trials)
-    positive("--patience", patience)
+    seconds = options.budget_seconds(budget)
+    options.sampler_name(sampler)
+    options.positive("--trials", trials)
+    options.positive("--patience", patience)
     check_seed(seed)
     return seconds
 
@@ -222,15 +200,15 @@ def _conclude(
     """Tune until done or interrupted, which it can ask for, and print and write what was found."""
     from kernelgen.device import device_facts
 
-    with Interrupts() as interrupts:
+    with options.Interrupts() as interrupts:
         found = tuned(lambda: interrupts.seen)
     print(found, flush=True)
     if found.after != found.before:
-        write_pages(results, reports, device_facts(device).slug)
+        options.write_pages(results, reports, device_facts(device).slug)
     if found.left:
-        print_next("run the same command again: it goes on where this one stopped")
+        options.print_next("run the same command again: it goes on where this one stopped")
     if interrupts.seen:
-        raise typer.Exit(INTERRUPTED)
+        raise typer.Exit(options.INTERRUPTED)
 
 
 def show_misses(device: str) -> None:
@@ -245,7 +223,7 @@ def show_misses(device: str) -> None:
         print(f"no model missed a tuned kernel on {facts.name} ({misses_path(facts.slug)})")
         return
     print(ModelTuning("missed by models", facts.name, needs, needs, {}))
-    print_next("equitune tune misses")
+    options.print_next("equitune tune misses")
 
 
 def _say_what_is_left(found: ModelTuning) -> None:

@@ -18,18 +18,14 @@ def main(words: Sequence[str]) -> NoReturn:
         print(f"equitune {__version__}")
         sys.exit(0)
     if list(words) in (["doctor"], ["doctor", "--json"]):
-        _doctor(as_json="--json" in words)
+        from autotune.cli.doctor import as_data, as_lines, examine, next_step
+
+        findings = tuple(examine())
+        if "--json" in words:
+            print(json.dumps(as_data(findings), indent=1))
+        else:
+            print(*as_lines(findings), f"next: {next_step(findings)}", sep="\n")
         sys.exit(0)
     reason = lacking(" ".join(["equitune", *words[:1]]))
     print(f"equitune: error: {reason} (equitune doctor works without)", file=sys.stderr)
     sys.exit(2)
-
-
-def _doctor(as_json: bool) -> None:
-    from autotune.cli.doctor import as_data, as_lines, examine, next_step
-
-    findings = tuple(examine())
-    if as_json:
-        print(json.dumps(as_data(findings), indent=1))
-    else:
-        print(*as_lines(findings), f"next: {next_step(findings)}", sep="\n")

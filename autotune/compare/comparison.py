@@ -156,7 +156,10 @@ class _Comparison:
                 with self._timed(f"release {which}"):
                     self.worker.ask(SAMPLE_LIMIT_S, ComparisonSession.release)
                 if self.times_copies:
-                    self._time_copy(which)
+                    with self._timed("copy"):
+                        moved = moved_bytes(self.setting.workload, which)
+                        copied = self.worker.ask(SAMPLE_LIMIT_S, ComparisonSession.copy_time, moved)
+                    self.copies |= {} if copied is None else {which: copied}
         orders = self._time_orders([name for name in prepared if not prepared[name].error])
         with self._timed("bandwidth"):
             bandwidth = self.worker.ask(SAMPLE_LIMIT_S, ComparisonSession.copy_bandwidth)
@@ -196,12 +199,6 @@ class _Comparison:
         with self._timed("order"):
             found = {name: self.worker.ask(SAMPLE_LIMIT_S, ComparisonSession.order_time, name) for name in names}
         return {name: time_ms for name, time_ms in found.items() if time_ms is not None}
-
-    def _time_copy(self, which: str) -> None:
-        with self._timed("copy"):
-            moved = moved_bytes(self.setting.workload, which)
-            copied = self.worker.ask(SAMPLE_LIMIT_S, ComparisonSession.copy_time, moved)
-        self.copies |= {} if copied is None else {which: copied}
 
     def _note_errors(self, name: str, answer: Answer) -> None:
         """Keep the largest relative error of every checked output."""
@@ -436,7 +433,7 @@ class ComparisonSession(WorkloadSession):
 
     def build_seconds(self) -> dict[str, float]:
         """By peer that takes part, the most seconds that it takes to compile itself."""
-        return {name: peer.build_s for name, peer in self.peers.items()}
+        return {name: peer.adapter.build_s for name, peer in self.peers.items()}
 
     @of_contender
     def prepare_ours(self, name: str, schedules: Schedules) -> Answer:
@@ -460,7 +457,7 @@ class ComparisonSession(WorkloadSession):
     @of_contender
     def prepare_peer(self, name: str) -> Answer:
         """Set up a peer; its adapter checks that its kernels run and its results are right."""
-        self.contenders[name], self.orders[name] = self.peers[name].prepare(), self.peers[name].order
+        self.contenders[name], self.orders[name] = self.peers[name].prepare(), self.peers[name].adapter.order
         return Answer()
 
     @of_contender
@@ -471,7 +468,7 @@ class ComparisonSession(WorkloadSession):
         ours = name not in self.peers
         sampler = Sampler(getattr(self.contenders[name], which.replace("+", "_")), self.device)
         # On a CPU a third call warms nothing more, and a peer's call takes up to a second.
-        calls = 2 if sampler.device.type == "cpu" else getattr(self.peers.get(name), "warm_up_calls", WARM_UP_CALLS)
+        calls = 2 if sampler.device.type == "cpu" else WARM_UP_CALLS if ours else self.peers[name].adapter.warm_up_calls
         seconds = sampler.warm_up(calls, OUR_WARM_UP_S if ours else WARM_UP_S, max_seconds=WARM_UP_LIMIT_S)
         self.samplers[name] = sampler
         # On small graphs the host's time may dominate, so it is measured too, but only beside peers.

@@ -98,7 +98,12 @@ class Entry:
         for name, allowed in CHOICES.items():
             if getattr(self, name) not in allowed:
                 raise DatabaseError(f"entry field {name} is {getattr(self, name)!r}; expected one of {allowed}")
-        _check_schedule("schedule", self.schedule, self.operation)
+        if not isinstance(self.schedule, Mapping):
+            raise DatabaseError(f"entry field schedule is {self.schedule!r}; expected an object")
+        try:
+            _schedule(self.operation, json.dumps(self.schedule, sort_keys=True))
+        except (EquituneError, TypeError) as error:
+            raise DatabaseError(f"entry field schedule: {error}") from error
         _check_graph(self.graph, self.graph_class)
         _check_default(self.default)
         for name, peer in self.peers.items():
@@ -236,15 +241,6 @@ def check_json(name: str, value: Any) -> None:
         raise DatabaseError(f"entry field {name} is {value!r}; expected a finite number")
     elif not (value is None or isinstance(value, str | int | float)):
         raise DatabaseError(f"entry field {name} is {type(value).__name__} {value!r}; expected JSON data")
-
-
-def _check_schedule(name: str, data: Any, operation: str) -> None:
-    if not isinstance(data, Mapping):
-        raise DatabaseError(f"entry field {name} is {data!r}; expected an object")
-    try:
-        _schedule(operation, json.dumps(data, sort_keys=True))
-    except (EquituneError, TypeError) as error:
-        raise DatabaseError(f"entry field {name}: {error}") from error
 
 
 def _check_graph(graph: Mapping[str, Any], graph_class: str) -> None:

@@ -7,8 +7,7 @@ from __future__ import annotations
 import dataclasses
 import functools
 import itertools
-from collections.abc import Callable, Iterable
-from typing import Any
+from collections.abc import Callable
 
 from autotune.database.entry import Entry
 from autotune.database.nearest import Query, why_illegal
@@ -46,7 +45,12 @@ def product_knobs(spec: Spec, num_edges: int | None, skewed: bool = False) -> di
         knobs["order"] = ("receiver", "sender")
     elif owners:
         knobs["accumulate"] = ("registers", *owners)
-    knobs["path_groups"] = _path_groups(problem)
+    # Every count up to slightly more than one per input block, then doubling up to one per path.
+    least, most = len(_multiplicities(problem)), max(1, len(problem.paths))
+    blocks = max(least, len({path.in1 for path in problem.paths}))
+    doubled = itertools.takewhile(lambda count: count < most, (blocks * 2**power for power in range(16)))
+    few = range(least, min(most, blocks + FINE_GROUPS) + 1)
+    knobs["path_groups"] = tuple(sorted({least, most, *few, *doubled}))
     knobs["edges_per_chunk"] = (8, 32, 128) if facts.backend == "cpu" else (1, 2, 8, 16, 32)
     small, cuda = _is_small(facts, num_edges), facts.backend == "cuda"
     knobs |= _cuda_knobs(problem, small) if cuda else _host_knobs(spec)
@@ -117,15 +121,6 @@ def _multiplicities(problem: TensorProductProblem) -> list[int]:
     return sorted({path.mul for path in problem.paths}) or [1]
 
 
-def _path_groups(problem: TensorProductProblem) -> tuple[int, ...]:
-    """Every count up to slightly more than one per input block, then doubling up to one per path."""
-    least, most = len(_multiplicities(problem)), max(1, len(problem.paths))
-    blocks = max(least, len({path.in1 for path in problem.paths}))
-    doubled = itertools.takewhile(lambda count: count < most, (blocks * 2**power for power in range(16)))
-    few = range(least, min(most, blocks + FINE_GROUPS) + 1)
-    return tuple(sorted({least, most, *few, *doubled}))
-
-
 def _host_knobs(spec: Spec) -> dict[str, tuple]:
     """Channel blocks of half a machine vector to four, none wider than the channels; threads."""
     lanes = spec.facts.vector_bytes // BYTES[spec.dtype]
@@ -176,43 +171,30 @@ def legal_form(schedule: Knobs, is_legal: Callable[[Knobs], bool]) -> Knobs | No
     steps = [step for step in _STEPS if step(schedule) is not None]
     for count in range(1, MOST_STEPS + 1):
         for chosen in itertools.combinations_with_replacement(steps, count):
-            form = _after(schedule, chosen)
+            form: Knobs | None = schedule
+            for step in chosen:
+                form = None if form is None else step(form)
             if form is not None and is_legal(form):
                 return form
     return None
 
 
-def _after(schedule: Knobs, steps: Iterable[Step]) -> Knobs | None:
-    form: Knobs | None = schedule
-    for step in steps:
-        form = None if form is None else step(form)
-    return form
-
-
 def _lower(schedule: Knobs, knob: str) -> Knobs | None:
     """With the knob's next lower value above 0; None if there is none."""
     values = [value for value in schedule.choices.get(knob, ()) if 0 < value < getattr(schedule, knob)]
-    return _changed(schedule, **{knob: max(values)}) if values else None
+    return dataclasses.replace(schedule, **{knob: max(values)}) if values else None
 
 
 def _half_the_block(schedule: Knobs) -> Knobs | None:
     form, doubled = _lower(schedule, "block_size"), 2 * getattr(schedule, "min_blocks", 0)
     if form is None or doubled not in form.choices["min_blocks"] or doubled <= 2:
         return form
-    return _changed(form, min_blocks=doubled)
+    return dataclasses.replace(form, **{"min_blocks": doubled})
 
 
-def _shorter_ring(schedule: Knobs) -> Knobs | None:
-    return _changed(schedule, prefetch="ring2") if getattr(schedule, "prefetch", "") == "ring4" else None
-
-
-def _zeros_apart(schedule: Knobs) -> Knobs | None:
-    return _changed(schedule, zeros="apart") if getattr(schedule, "zeros", "apart") != "apart" else None
-
-
-def _nothing_ahead(schedule: Knobs) -> Knobs | None:
-    asks = getattr(schedule, "ahead", "") in ("weights", "rows")
-    return _changed(schedule, ahead="none") if asks else None
+def _other(schedule: Knobs, knob: str, of: tuple[str, ...], by: str) -> Knobs | None:
+    """With another value of a knob that has one of these; None if it has not."""
+    return dataclasses.replace(schedule, **{knob: by}) if getattr(schedule, knob, by) in of else None
 
 
 def _by_single_warps(schedule: Knobs) -> Knobs | None:
@@ -221,20 +203,16 @@ def _by_single_warps(schedule: Knobs) -> Knobs | None:
     return None
 
 
-def _changed(schedule: Knobs, **values: Any) -> Knobs:
-    return dataclasses.replace(schedule, **values)
-
-
 _STEPS: tuple[Step, ...] = (
     _by_single_warps,
     functools.partial(_lower, knob="min_blocks"),
     _half_the_block,
     functools.partial(_lower, knob="stage_edges"),
-    _shorter_ring,
+    functools.partial(_other, knob="prefetch", of=("ring4",), by="ring2"),
     functools.partial(_lower, knob="stages"),
     functools.partial(_lower, knob="teams_per_node"),
-    _nothing_ahead,
-    _zeros_apart,
+    functools.partial(_other, knob="ahead", of=("weights", "rows"), by="none"),
+    functools.partial(_other, knob="zeros", of=("inside", "cut"), by="apart"),
 )
 
 
@@ -270,7 +248,9 @@ def _with_registers(entry: Entry, there: DeviceFacts, here: DeviceFacts) -> Knob
     if not (limited and _capability(there) < BLACKWELL <= _capability(here)):
         return schedule
     limit = there.registers_per_unit // limited // 8 * 8
-    return _changed(schedule, min_blocks=0) if entry.resources.get("registers", 0) >= limit else schedule
+    return (
+        dataclasses.replace(schedule, **{"min_blocks": 0}) if entry.resources.get("registers", 0) >= limit else schedule
+    )
 
 
 def _capability(facts: DeviceFacts) -> int:

@@ -109,14 +109,9 @@ def misses_path(slug: str) -> Path:
     return database_path(paths.user_data_dir() / "misses", slug)
 
 
-def are_kept() -> bool:
-    """Whether ``$EQUITUNE_MISSES`` allows misses."""
-    return os.environ.get("EQUITUNE_MISSES", "").strip().lower() not in ("0", "false", "no", "off")
-
-
 def asked(operator: Any) -> None:
     """A module built this operator from schedules that it looked up: note what it runs."""
-    if are_kept():
+    if os.environ.get("EQUITUNE_MISSES", "").strip().lower() not in ("0", "false", "no", "off"):
         _notes.operators[id(operator)] = operator
         _notes.watch()
 

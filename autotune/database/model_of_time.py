@@ -337,17 +337,12 @@ def work_of(plan: Plan | OwnersPlan, edges: float, nodes: float) -> list[float]:
     return [
         *(log2(held.registers / MAX_REGISTERS), log2(held.registers / held.limit)),
         *(max(0.0, held.registers - held.limit) / 64, log2(held.blocks), log2(warps), log2(busy)),
-        *(log2(waves), 1.0 if main.fills_waves else _tail(waves)),
+        *(log2(waves), 1.0 if main.fills_waves else (math.ceil(waves) / waves if waves < MANY_WAVES else 1.0)),
         *(log2(traffic.moved / traffic.least), log2(traffic.moved * size), log2(1 + traffic.added / traffic.least)),
         *(log2(traffic.added * size), log2(1 + traffic.near / traffic.least)),
         *_arithmetic(main, groups, traffic, log2(flight / 1024)),
         *_code(main, groups, held, blocks / facts.units),
     ]
-
-
-def _tail(waves: float) -> float:
-    """Times as long as with a full last wave."""
-    return math.ceil(waves) / waves if waves < MANY_WAVES else 1.0
 
 
 def _arithmetic(plan: Plan, groups: Sequence[GroupSizes], traffic: Traffic, flight: float) -> list[float]:

@@ -16,27 +16,20 @@ import torch
 from torch import Tensor
 
 from autotune.database.lookup import build_vectors
+from autotune.measure import references
 from autotune.measure.operations import Call
 from autotune.measure.reference_contraction import ContractionReference, contraction_of, make_features
-from autotune.measure.references import (
-    HarmonicsReference,
-    RadialReference,
-    Reference,
-    VectorsReference,
-    make_radial_tensors,
-    make_vector_tensors,
-    make_vectors,
-    radial_problem,
-)
-from autotune.measure.space import PlainSpace, Space, contraction_space, harmonics_space, radial_space, search_space
+from autotune.measure.space import Space, contraction_space, harmonics_space, radial_space, search_space
 from autotune.workload.kinds.base import KernelKind
 from autotune.workload.kinds.edge_vectors import VectorsKind
 from autotune.workload.kinds.radial_convolution import RadialKind
+from autotune.workload.kinds.spherical_harmonics import OPERANDS as HARMONICS_OPERANDS
 from autotune.workload.kinds.spherical_harmonics import HarmonicsKind
 from autotune.workload.kinds.symmetric_contraction import ContractionKind
 from autotune.workload.kinds.tensor_product import ProductKind
 from autotune.workload.workload import Tensors, Workload, make_tensors
 from kernelgen.arithmetic.contraction import contraction_double_backward
+from kernelgen.arithmetic.directions import OPERANDS
 from kernelgen.device import DeviceFacts, device_facts
 from kernelgen.kernels.radial.schedule import RadialSpec
 from kernelgen.ops.harmonics import build_harmonics
@@ -55,7 +48,7 @@ class MeasuredKind(KernelKind):
     reference: makes the float64 values of e3nn, of a workload, a device and tensors, that outputs are compared with.
     """
 
-    reference: ClassVar[type[Reference]]
+    reference: ClassVar[type[references.Reference]]
 
     @staticmethod
     @abstractmethod
@@ -78,9 +71,7 @@ class MeasuredKind(KernelKind):
         return lambda x, y, w: operator(x, y, w, *edges, num_out=tensors.num_nodes, order=order)
 
     @abstractmethod
-    def run(
-        self, operator: Any, direction: str, tensors: Tensors, order: EdgeOrder | None, poison: bool = False
-    ) -> Run:
+    def run(self, operator: Any, direction: str, tensors: Tensors, order: EdgeOrder | None, poison: bool) -> Run:
         """A function that runs one direction with all outputs, without autograd; outputs by slot (``g`` is the value).
 
         poison: fill outputs with NaN before the kernel runs.
@@ -89,14 +80,12 @@ class MeasuredKind(KernelKind):
     def space(self, workload: Workload, direction: str, facts: DeviceFacts) -> Space:
         """The whole search space of one direction of a workload; here all choices of all knobs."""
         spec = workload.spec(direction, facts)
-        return PlainSpace(spec, MappingProxyType({**spec.schedule.choices}))
+        return Space(spec, MappingProxyType({**spec.schedule.choices}))
 
 
 class MeasuredProduct(ProductKind, MeasuredKind):
-    """Tensor products."""
-
     tensors = staticmethod(make_tensors)
-    reference = Reference
+    reference = references.Reference
 
     def build(self, workload: Workload, schedules: Mapping[str, Any], device: str) -> Any:
         return build(
@@ -109,19 +98,11 @@ class MeasuredProduct(ProductKind, MeasuredKind):
             deterministic=workload.deterministic,
         )
 
-    def run(
-        self, operator: Any, direction: str, tensors: Tensors, order: EdgeOrder | None, poison: bool = False
-    ) -> Run:
-        t, conv = tensors, operator.operation == "conv"
-        edges: tuple[Any, ...] = (t.sender, t.receiver, t.num_nodes, order) if conv else (None,) * 4
-        asked = self.directions[direction]
-        given: dict[str, Any] = {"outputs": asked.outputs, "poison": poison}
-        if direction == "forward":
-            return lambda: {"g": operator.run_forward(t.x, t.y, t.w, *edges, poison=poison)}
-        if not asked.tangents:
-            return lambda: operator.run_backward(t.x, t.y, t.w, t.g, *edges, **given)
-        tangents = {slot: getattr(t, "t" + slot) for slot in asked.tangents}
-        return lambda: operator.run_double_backward(t.x, t.y, t.w, t.g, tangents, *edges, **given)
+    def run(self, operator: Any, direction: str, tensors: Tensors, order: EdgeOrder | None, poison: bool) -> Run:
+        t, asked = tensors, self.directions[direction]
+        edges = (t.sender, t.receiver, t.num_nodes, order) if operator.is_conv else ()
+        operands = tuple(getattr(t, name) if name in ("x", "y", *asked.operands) else None for name in OPERANDS)
+        return lambda: operator.run(asked, operands, *edges, poison=poison)
 
     def space(self, workload: Workload, direction: str, facts: DeviceFacts) -> Space:
         kernel = (workload.product, workload.operation, direction, workload.dtype)
@@ -130,24 +111,16 @@ class MeasuredProduct(ProductKind, MeasuredKind):
 
 
 class MeasuredHarmonics(HarmonicsKind, MeasuredKind):
-    """Spherical harmonics."""
-
-    tensors = staticmethod(make_vectors)
-    reference = HarmonicsReference
+    tensors = staticmethod(references.make_vectors)
+    reference = references.HarmonicsReference
 
     def build(self, workload: Workload, schedules: Mapping[str, Any], device: str) -> Any:
         dtype = getattr(torch, workload.dtype)
         return build_harmonics(workload.harmonics, dict(schedules), dtype=dtype, device=device)
 
-    def run(
-        self, operator: Any, direction: str, tensors: Tensors, order: EdgeOrder | None, poison: bool = False
-    ) -> Run:
-        v, g, t = tensors.x, tensors.g, tensors.tx
-        if direction == "forward":
-            return lambda: {"g": operator.run_forward(v, poison=poison)}
-        if direction == "backward":
-            return lambda: {"x": operator.run_backward(v, g, poison=poison)}
-        return lambda: operator.run_double_backward(v, g, t, poison=poison)
+    def run(self, operator: Any, direction: str, tensors: Tensors, order: EdgeOrder | None, poison: bool) -> Run:
+        given = {name: getattr(tensors, name) for name in HARMONICS_OPERANDS[direction]}
+        return lambda: operator.run(self.directions[direction], given, poison=poison)
 
     def space(self, workload: Workload, direction: str, facts: DeviceFacts) -> Space:
         return harmonics_space(workload.spec(direction, facts))
@@ -156,8 +129,8 @@ class MeasuredHarmonics(HarmonicsKind, MeasuredKind):
 class MeasuredVectors(VectorsKind, MeasuredKind):
     """Convolutions of harmonics of edge vectors. The space: whether harmonics are formed inside a product or apart."""
 
-    tensors = staticmethod(make_vector_tensors)
-    reference = VectorsReference
+    tensors = staticmethod(references.make_vector_tensors)
+    reference = references.VectorsReference
 
     def build(self, workload: Workload, schedules: Mapping[str, Any], device: str) -> Any:
         problem = workload.problem
@@ -166,9 +139,7 @@ class MeasuredVectors(VectorsKind, MeasuredKind):
         kernel = (workload.dtype, workload.layout, device_facts(device))
         return build_vectors(problem, places, *kernel, device, workload.graph_class(), workload.deterministic)
 
-    def run(
-        self, operator: Any, direction: str, tensors: Tensors, order: EdgeOrder | None, poison: bool = False
-    ) -> Run:
+    def run(self, operator: Any, direction: str, tensors: Tensors, order: EdgeOrder | None, poison: bool) -> Run:
         t = tensors
         operands = (t.x, None, t.y, None, t.w, None, None if direction == "forward" else t.g, None)
         edges = (t.sender, t.receiver, t.num_nodes, order)
@@ -176,8 +147,6 @@ class MeasuredVectors(VectorsKind, MeasuredKind):
 
 
 class MeasuredContraction(ContractionKind, MeasuredKind):
-    """Symmetric contractions."""
-
     tensors = staticmethod(make_features)
     reference = ContractionReference
 
@@ -194,9 +163,7 @@ class MeasuredContraction(ContractionKind, MeasuredKind):
         elements = tensors.sender
         return lambda x, w: operator(x, w, elements)
 
-    def run(
-        self, operator: Any, direction: str, tensors: Tensors, order: EdgeOrder | None, poison: bool = False
-    ) -> Run:
+    def run(self, operator: Any, direction: str, tensors: Tensors, order: EdgeOrder | None, poison: bool) -> Run:
         asked, elements = self.directions[direction], tensors.sender
         # w is needed for its size by all directions.
         given = {name: getattr(tensors, name) for name in (*asked.operands, "w")}
@@ -223,11 +190,11 @@ class RadialOperator:
 class MeasuredRadial(RadialKind, MeasuredKind):
     """Convolutions that form their edge weights in registers."""
 
-    tensors = staticmethod(make_radial_tensors)
-    reference = RadialReference
+    tensors = staticmethod(references.make_radial_tensors)
+    reference = references.RadialReference
 
     def build(self, workload: Workload, schedules: Mapping[str, Any], device: str) -> RadialOperator:
-        problem, place = radial_problem(workload), torch.device(device)
+        problem, place = references.radial_problem(workload), torch.device(device)
         fused = FusedRadial(problem.product, problem.hidden, problem.accuracy, workload.layout, place, dict(schedules))
         kernel: dict[str, Any] = {"operation": "conv", "dtype": getattr(torch, workload.dtype)}
         return RadialOperator(fused, build(problem.product, layout=workload.layout, device=place, **kernel))
@@ -237,9 +204,7 @@ class MeasuredRadial(RadialKind, MeasuredKind):
         rest = tensors.tw, tensors.sender, tensors.receiver, tensors.num_nodes, operator.product, tensors.num_edges
         return lambda x, y, h: radial_product(x, y, h, *rest, fused=operator.fused)
 
-    def run(
-        self, operator: Any, direction: str, tensors: Tensors, order: EdgeOrder | None, poison: bool = False
-    ) -> Run:
+    def run(self, operator: Any, direction: str, tensors: Tensors, order: EdgeOrder | None, poison: bool) -> Run:
         t = tensors
         given = {name: getattr(t, name) for name in ("x", "y", "w", "g", "tw")}
         graph = operator.product.graph(t.x, t.y, t.sender, t.receiver, t.num_nodes, None)
@@ -262,7 +227,6 @@ _BY_OPERATION = {operation: kind for kind in KINDS for operation in kind.operati
 
 
 def measured_kind(operation: str) -> MeasuredKind:
-    """The kind of an operation."""
     return _BY_OPERATION[operation]
 
 

@@ -41,7 +41,6 @@ def make_features(workload: Workload, device: torch.device | str, seed: int = 0)
 
 
 def contraction_of(workload: Workload) -> ContractionProblem:
-    """The problem of a workload of operation ``contraction``."""
     assert isinstance(workload.problem, ContractionProblem)
     return workload.problem
 
@@ -182,11 +181,12 @@ class ContractionReference(Reference):
     """Exact values for one workload's nodes, all of them, since gradients of the weights sum over all."""
 
     directions = CONTRACTION_DIRECTIONS
+    inputs = "xw"
 
     def __init__(self, workload: Workload, device: torch.device | str, tensors: Tensors) -> None:
         self.workload, self.contraction, self.layout = workload, contraction_of(workload), workload.layout
         self.device, self.is_conv = torch.device(device), False
-        self._expected = {}
+        self._expected, self._product = {}, functools.partial(contract, self.contraction)
         self._choose_rows(tensors, tensors.num_edges)
         self._shapes = {slot: list(getattr(tensors, slot).shape) for slot in "xwg"}
         self._elements = tensors.sender
@@ -213,7 +213,7 @@ class ContractionReference(Reference):
         # Matrices of couplings dominate: with 16 components, some thousand numbers a channel.
         widest = self.contraction.channels * self.contraction.dim_in * 40
         chunks = self.edges.split(max(1, CHUNK_ELEMENTS[self.device.type] // widest))
-        pieces = [self._chunk(direction, chunk) for chunk in chunks]
+        pieces = [self._laid(self._chunk(direction, chunk)) for chunk in chunks]
         found = {slot: torch.cat([piece[slot] for piece in pieces]) for slot in direction.outputs if slot != "w"}
         if direction.name != "forward" and "w" in direction.outputs:
             found["w"] = torch.zeros(self._shapes["w"], dtype=torch.float64, device=self.device)
@@ -225,32 +225,11 @@ class ContractionReference(Reference):
         assert self._elements is not None
         return self._elements[chunk].long()
 
-    def _chunk(self, direction: Any, chunk: torch.Tensor) -> dict[str, torch.Tensor]:
-        """Each node's own contribution to every output, by autograd."""
-        held = self._held(chunk)
-        x, w, g = held["x"].requires_grad_(), held["w"].requires_grad_(), held["g"].requires_grad_()
-        value = contract(self.contraction, x, w)
-        if direction.name == "forward":
-            return self._laid({"g": value.detach()})
-        slots = dict(x=x, w=w, g=g)
-        wanted = [slots[slot] for slot in direction.outputs]
-        if not direction.tangents:
-            return self._laid(dict(zip(direction.outputs, torch.autograd.grad(value, wanted, g), strict=True)))
-        inputs = [slots[slot] for slot in direction.tangents]
-        first = torch.autograd.grad(value, inputs, g, create_graph=True)
-        tangents = [held["t" + slot] for slot in direction.tangents]
-        second = torch.autograd.grad(first, wanted, tangents, allow_unused=True, materialize_grads=True)
-        return self._laid(dict(zip(direction.outputs, second, strict=True)))
-
-    def _held(self, chunk: torch.Tensor) -> dict[str, torch.Tensor]:
-        rows: dict[str, torch.Tensor] = {}
-        for name, tensor in self._operands.items():
-            if name.endswith("w"):
-                rows[name] = tensor[self._rows_of(chunk)].to(torch.float64)
-            else:
-                given = tensor[chunk].to(torch.float64)
-                rows[name] = by_component(self.contraction, name[-1], given, self.layout).contiguous()
-        return rows
+    def _gather(self, name: str, chunk: torch.Tensor) -> torch.Tensor:
+        if name.endswith("w"):
+            return self._operands[name][self._rows_of(chunk)].to(torch.float64)
+        rows = self._operands[name][chunk].to(torch.float64)
+        return by_component(self.contraction, name[-1], rows, self.layout).contiguous()
 
     def _laid(self, values: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
         """Detached, in the workload's layout."""

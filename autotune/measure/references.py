@@ -61,6 +61,7 @@ class Reference:
     """
 
     directions: ClassVar[Mapping[str, Any]] = DIRECTIONS
+    inputs: ClassVar[str] = "xyw"
 
     def __init__(
         self, workload: Workload, device: torch.device | str, tensors: Tensors, max_edges: int | None = None
@@ -233,13 +234,13 @@ class Reference:
     def _chunk(self, direction: Direction, chunk: torch.Tensor) -> dict[str, torch.Tensor]:
         """Each edge's own contribution to every output, by autograd through e3nn, in ``mul_ir``."""
         assert self._product is not None
-        held = {name: self._gather(name, chunk) for name in ("x", "y", "w", "g")}
+        held = {name: self._gather(name, chunk) for name in (*self.inputs, "g")}
+        *inputs, g = held.values()
         if direction.name == "forward":
-            return {"g": self._product(held["x"], held["y"], held["w"])}
+            return {"g": self._product(*inputs)}
         for tensor in held.values():
             tensor.requires_grad_()
-        x, y, w, g = held.values()
-        value = self._product(x, y, w)
+        value = self._product(*inputs)
         if not direction.tangents:
             wanted = [held[slot] for slot in direction.outputs]
             return dict(zip(direction.outputs, torch.autograd.grad(value, wanted, g), strict=True))
@@ -308,13 +309,16 @@ class HarmonicsReference(Reference):
     """Exact values for one workload's vectors."""
 
     directions = HARMONICS_DIRECTIONS
+    inputs = "x"
 
     def __init__(
         self, workload: Workload, device: torch.device | str, tensors: Tensors, max_edges: int | None = None
     ) -> None:
         self.harmonics, self.is_conv = workload.harmonics, False
         self.device = torch.device(device)
-        self._expected = {}
+        harmonics, self._expected = e3nn_harmonics(workload.harmonics), {}
+        # Degree 0 alone has no autograd graph; 0 * v gives it one.
+        self._product = lambda v: harmonics(v) + 0 * v[:, :1]
         self._choose_rows(tensors, max_edges or MAX_VECTORS[self.device.type])
         self._shapes = {"x": list(tensors.x.shape), "g": list(tensors.g.shape)}
         self._operands = {name: getattr(tensors, name)[self.edges] for name in ("x", "g", "tx")}
@@ -331,18 +335,8 @@ class HarmonicsReference(Reference):
         pieces = [self._chunk(direction, chunk) for chunk in chunks]
         return {slot: torch.cat([piece[slot] for piece in pieces]) for slot in direction.outputs}
 
-    def _chunk(self, direction: Any, chunk: torch.Tensor) -> dict[str, torch.Tensor]:
-        v, g, t = (self._operands[name][chunk].to(torch.float64) for name in ("x", "g", "tx"))
-        v, g = v.requires_grad_(), g.requires_grad_()
-        # Degree 0 alone has no autograd graph; 0 * v gives it one.
-        values = e3nn_harmonics(self.harmonics)(v) + 0 * v[:, :1]
-        if direction.name == "forward":
-            return {"g": values.detach()}
-        (first,) = torch.autograd.grad(values, v, g, create_graph=True)
-        if direction.name == "backward":
-            return {"x": first.detach()}
-        second = torch.autograd.grad(first, (v, g), t, allow_unused=True, materialize_grads=True)
-        return dict(zip("xg", second, strict=True))
+    def _gather(self, name: str, chunk: torch.Tensor) -> torch.Tensor:
+        return self._operands[name][chunk].to(torch.float64)
 
 
 # Reference of convolutions of edge vectors: test tensors, and e3nn's values through harmonics and product.
@@ -377,7 +371,6 @@ class VectorsReference(Reference):
 
 
 def radial_problem(workload: Workload) -> RadialProblem:
-    """The problem of a workload of operation ``radial``."""
     assert isinstance(workload.problem, RadialProblem)
     return workload.problem
 

@@ -26,12 +26,10 @@ from kernelgen.arithmetic.directions import Direction
 from kernelgen.device import DeviceFacts
 from kernelgen.errors import ScheduleError
 from kernelgen.kernels.contraction.plan import contraction_plan
-from kernelgen.kernels.contraction.schedule import ContractionCudaSchedule
-from kernelgen.kernels.harmonics.schedule import HarmonicsCudaSchedule
 from kernelgen.kernels.knobs import Knobs, power_of_two_at_most
 from kernelgen.kernels.product.plan import MAX_REGISTERS, estimate_registers
 from kernelgen.kernels.product.schedule import CudaSchedule, Schedule
-from kernelgen.kernels.radial.schedule import WITH_WGMMA, RadialSchedule
+from kernelgen.kernels.radial.schedule import WITH_WGMMA
 from kernelgen.kernels.spec import BYTES
 from kernelgen.problem.product import TensorProductProblem
 
@@ -94,7 +92,8 @@ class Space:
 
     def canonical(self, schedule: Knobs) -> Knobs:
         """Set knobs without effect on this kernel to their default values."""
-        assert isinstance(schedule, Schedule)
+        if not isinstance(schedule, Schedule):
+            return schedule.canonical
         if not self.spec.problem.is_channelwise:
             kept = {knob: getattr(schedule, knob) for knob in ("fuse", *self.knobs)}
             return dataclasses.replace(self.default, **kept)
@@ -136,14 +135,6 @@ class Space:
         return len(distinct)
 
 
-@dataclass(frozen=True)
-class PlainSpace(Space):
-    """A space whose knobs all have an effect on every kernel."""
-
-    def canonical(self, schedule: Knobs) -> Knobs:
-        return schedule
-
-
 # The whole search space of one kernel of a tensor product on one device.
 
 
@@ -176,38 +167,16 @@ def search_space(
 # The whole search space of one kernel of spherical harmonics on one device.
 
 
-@dataclass(frozen=True)
-class HarmonicsSpace(Space):
-    """The space of a kernel of spherical harmonics."""
-
-    def canonical(self, schedule: Knobs) -> Knobs:
-        if isinstance(schedule, HarmonicsCudaSchedule) and schedule.staging != "ahead":
-            return dataclasses.replace(schedule, stages=HarmonicsCudaSchedule().stages)
-        return schedule
-
-
 def harmonics_space(spec: Any) -> Space:
     """All choices of all knobs; threads as for every host kernel. On a GPU each way of staging is a probe."""
     default = kernel_kind(spec.operation).default(spec, None)
     knobs = {**default.choices} | ({"threads": threads_of(spec.facts)} if "threads" in default.choices else {})
-    space = HarmonicsSpace(dataclasses.replace(spec, schedule=default), MappingProxyType(knobs))
+    space = Space(dataclasses.replace(spec, schedule=default), MappingProxyType(knobs))
     staged = (space.schedule({"staging": staging}) for staging in knobs.get("staging", ()))
     return dataclasses.replace(space, probes=tuple(s for s in staged if s != default and not space.broken_limit(s)))
 
 
 # The search space of one kernel of a symmetric contraction on one device.
-
-WARP = 32
-
-
-@dataclass(frozen=True)
-class ContractionSpace(Space):
-    """The space of a kernel of a symmetric contraction."""
-
-    def canonical(self, schedule: Knobs) -> Knobs:
-        if isinstance(schedule, ContractionCudaSchedule) and schedule.block_size == WARP:
-            return dataclasses.replace(schedule, pace="free")  # a block of one warp waits for nothing
-        return schedule
 
 
 def contraction_space(spec: Any, num_nodes: int) -> Space:
@@ -233,7 +202,7 @@ def contraction_space(spec: Any, num_nodes: int) -> Space:
     for knob, choices in knobs.items():
         value = getattr(default, knob)
         knobs[knob] = choices if value in choices else (*choices, value)
-    space = ContractionSpace(spec, MappingProxyType(knobs))
+    space = Space(spec, MappingProxyType(knobs))
     return dataclasses.replace(space, probes=_probes(space))
 
 
@@ -260,22 +229,13 @@ OF_GRADIENTS = ("order", "slices", "coupled")
 OF_WARPGROUPS = ("products", "paths_at_once")
 
 
-class RadialSpace(PlainSpace):
-    """A space in which one knob has no effect without another."""
-
-    def canonical(self, schedule: Knobs) -> Knobs:
-        if isinstance(schedule, RadialSchedule) and schedule.products == "mma":
-            return dataclasses.replace(schedule, paths_at_once=RadialSchedule.paths_at_once)
-        return schedule
-
-
 def radial_space(spec: Any) -> Space:
     knobs = dict(spec.schedule.choices)
     knobs["path_groups"] = knobs["path_groups"][: len(spec.problem.product.paths)]
     without: tuple[str, ...] = OF_GRADIENTS if spec.direction.name == "forward" else ()
     if spec.facts.arch not in WITH_WGMMA:
         without += OF_WARPGROUPS
-    return RadialSpace(spec, MappingProxyType({name: knobs[name] for name in knobs if name not in without}))
+    return Space(spec, MappingProxyType({name: knobs[name] for name in knobs if name not in without}))
 
 
 # Probes of a space: schedules that are measured once each, beside the sampler's proposals.

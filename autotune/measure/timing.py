@@ -146,7 +146,9 @@ class Sampler:
             elif last > LONG_CALL_S or time.perf_counter() - begin > max_seconds:
                 break
         if self.device.type == "cuda" and calls:
-            self._lengthen_lead(launch_s)
+            # A sample for which the host needs longer than the device waits would be thrown away.
+            while self._lead_cycles < MAX_LEAD_CYCLES and self._lead_cycles * LEAD_S / LEAD_CYCLES < launch_s:
+                self._lead_cycles *= 2
         return last
 
     def take(self, count: int) -> list[float]:
@@ -225,11 +227,6 @@ class Sampler:
             if attempt % LEAD_ATTEMPTS == 0:
                 self._lead_cycles *= 2
         return start, end
-
-    def _lengthen_lead(self, launch_s: float) -> None:
-        """Double the wait while the host needs longer than that to launch a call: a sample would be thrown away."""
-        while self._lead_cycles < MAX_LEAD_CYCLES and self._lead_cycles * LEAD_S / LEAD_CYCLES < launch_s:
-            self._lead_cycles *= 2
 
 
 def synchronize(device: torch.device | str) -> None:

@@ -15,17 +15,7 @@ import torch
 from autotune.database.lookup import Tuning
 from autotune.database.misses import asked
 from autotune.errors import TuningMissError
-from autotune.modules.base import (
-    Found,
-    Lookup,
-    NoTorchScript,
-    Schedules,
-    TunedModule,
-    autocast,
-    check_dtype,
-    or_default,
-    outside_of_traces,
-)
+from autotune.modules import base
 from autotune.workload.kinds.base import Problem
 from autotune.workload.kinds.registry import kernel_kind, problem_from_key
 from autotune.workload.workload import GraphClass
@@ -42,7 +32,7 @@ from kernelgen.problem.sizes import size_class
 from kernelgen.runtime.graph import EdgeOrder, assert_indices, check_ascending, check_indices, row_count
 
 
-class TensorProductConv(TunedModule):
+class TensorProductConv(base.TunedModule):
     """The convolution of MACE, NequIP and SevenNet: gather by sender, product, sum by receiver.
 
     It is one kernel if all paths are weighted, of mode ``uvu`` and with one copy of the second input. Otherwise the
@@ -81,7 +71,7 @@ class TensorProductConv(TunedModule):
         path_normalization: str | None = None,
         layout: str = "mul_ir",
         graph_class: GraphClass | str | None = None,
-        schedule: Schedules | None = None,
+        schedule: base.Schedules | None = None,
         strict: bool | None = None,
         deterministic: bool = False,
         tolerance: float | None = None,
@@ -148,7 +138,7 @@ class TensorProductConv(TunedModule):
         num_out = node_feats.shape[0] if num_nodes is None else row_count("num_nodes", num_nodes)
         if self.check_indices:
             self._check_indices(sender, receiver, node_feats.shape[0], num_out, edges_sorted)
-        node_feats, edge_attrs, weights = autocast(node_feats, edge_attrs, weights)
+        node_feats, edge_attrs, weights = base.autocast(node_feats, edge_attrs, weights)
         num_edges = edge_attrs.shape[0] if edge_attrs.dim() else 0
         operator = self._operator_of(node_feats, num_edges, num_out, receiver)
         graph = {"num_out": num_out, "order": order, "is_sorted": edges_sorted}
@@ -194,7 +184,7 @@ class _Built(NamedTuple):
     tuning: dict[str, Tuning]
 
 
-class TunedRows(NoTorchScript):
+class TunedRows(base.NoTorchScript):
     """A module that takes the schedules tuned for its device, dtype and number of rows.
 
     operation: as the kind of kernel names it.
@@ -228,7 +218,7 @@ class TunedRows(NoTorchScript):
         parsed = GraphClass.parse(graph_class) if isinstance(graph_class, str) else graph_class
         if parsed is not None and parsed.operation != self.operation:
             raise ProblemError(f"graph_class is {parsed.text!r}; expected one of {self.operation}")
-        device, dtype = self._met[:2] if self._met else or_default(None, None)
+        device, dtype = self._met[:2] if self._met else base.or_default(None, None)
         return _lookup(self.operation, self.layout, self._key, device, dtype).find(parsed).tuning
 
     def operator_for(self, device: torch.device, dtype: torch.dtype, num_rows: int | None) -> Any:
@@ -259,7 +249,7 @@ class TunedRows(NoTorchScript):
         built = self._operators.get((device, dtype, size))
         if built is None:
             graph_class = GraphClass.parse(self._key[1]) if self._key[1] else None
-            with outside_of_traces():
+            with base.outside_of_traces():
                 lookup = _lookup(self.operation, self.layout, self._key, device, dtype)
                 found = lookup.find(graph_class if size is None else GraphClass(self.operation, size))
                 operator = _build(self.operation, self.layout, self._key, device, dtype, found)
@@ -295,7 +285,7 @@ def operator_text(operation: str, layout: str, key: Key, device: torch.device, d
     Lookup and build happen here, untraced.
     """
     lookup, what = _lookup(operation, layout, key, device, dtype), (operation, layout, key, device, dtype)
-    with outside_of_traces():
+    with base.outside_of_traces():
         if key[1]:
             return _build(*what, lookup.find(GraphClass.parse(key[1]))).text
         return lookup.family(lambda found: _build(*what, found)).text
@@ -305,13 +295,13 @@ def _size(rows: int) -> int:
     return size_class(rows, rows)[0]
 
 
-def _lookup(operation: str, layout: str, key: Key, device: torch.device, dtype: torch.dtype) -> Lookup:
-    check_dtype("x is", dtype)
+def _lookup(operation: str, layout: str, key: Key, device: torch.device, dtype: torch.dtype) -> base.Lookup:
+    base.check_dtype("x is", dtype)
     kernel = (problem_from_key(key[0]), operation, str(dtype).removeprefix("torch."), layout, device_facts(device))
-    return Lookup(kernel, tuple(kernel_kind(operation).directions), {}, key[2])
+    return base.Lookup(kernel, tuple(kernel_kind(operation).directions), {}, key[2])
 
 
-def _build(operation: str, layout: str, key: Key, device: torch.device, dtype: torch.dtype, found: Found) -> Any:
+def _build(operation: str, layout: str, key: Key, device: torch.device, dtype: torch.dtype, found: base.Found) -> Any:
     for miss in found.refused.values():
         raise TuningMissError(miss)
     made = _BUILDERS[operation](problem_from_key(key[0]), found.schedules, layout, dtype=dtype, device=device)

@@ -49,17 +49,13 @@ def by_matrix(problem: TensorProductProblem, contraction: str) -> bool:
     """Whether to use the matrix product; ProblemError for a contraction unknown or undefined for the problem."""
     if contraction not in CONTRACTIONS:
         raise ProblemError(f"contraction is {contraction!r}; expected one of {CONTRACTIONS}")
-    able = _is_matrices(problem)
+    paths = problem.paths
+    able = problem.shared_weights and bool(paths) and all(path.mode == "uvw" and path.has_weight for path in paths)
     if contraction == "matrix" and not able:
         raise ProblemError("contraction='matrix' needs shared weights and mode uvw alone; take 'auto' or 'edge'")
     if contraction != "auto":
         return contraction == "matrix"
     return able and problem.weight_numel >= MATRIX_WEIGHTS
-
-
-def _is_matrices(problem: TensorProductProblem) -> bool:
-    paths = problem.paths
-    return problem.shared_weights and bool(paths) and all(path.mode == "uvw" and path.has_weight for path in paths)
 
 
 def pairs_of(problem: TensorProductProblem) -> TensorProductProblem:

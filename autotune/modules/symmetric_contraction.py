@@ -124,7 +124,6 @@ class SymmetricContraction(TunedContraction):
 
 
 def _channels(inside: o3.Irreps, out: o3.Irreps) -> int:
-    """The multiplicity that all irreps have."""
     found = {mul for mul, _ in (*inside, *out)}
     if len(found) != 1:
         raise ProblemError(f"irreps_in is {inside} and irreps_out {out}; expected one multiplicity, or channels")

@@ -19,22 +19,12 @@ from typing import Any
 
 import numpy as np
 
+from autotune.database import predicted
 from autotune.database import trials as trial_archive
 from autotune.database.entry import Entry
 from autotune.database.maintenance import hash_of_text
 from autotune.database.model_of_time import STEP, Features, Trees, Winner, knobs_of, schedule_of
 from autotune.database.nearest import canonical_product
-from autotune.database.predicted import (
-    directions_of,
-    edges_for_rules,
-    is_small,
-    plan_of,
-    planned,
-    pool_of,
-    ranked,
-    serves,
-    winners_for,
-)
 from autotune.database.store import is_slug, replace_file
 from autotune.errors import ConfigError
 from autotune.workload.kinds.registry import kernel_kind
@@ -168,8 +158,7 @@ class Trials:
     compared: frozenset[CudaSchedule] = frozenset()
 
     def plan(self, schedule: CudaSchedule) -> Plan | OwnersPlan:
-        """The plan of a legal schedule."""
-        plan = plan_of(self.spec, schedule)
+        plan = predicted.plan_of(self.spec, schedule)
         assert plan is not None
         return plan
 
@@ -196,7 +185,7 @@ def spec_of(entry: Entry, facts: DeviceFacts) -> Spec | None:
     problem = TensorProductProblem.from_key(entry.problem)
     kernel = (problem, entry.operation, entry.direction, entry.dtype, entry.layout)
     spec = kind.spec(*kernel, facts, entry.deterministic)
-    return spec if serves(spec) else None
+    return spec if predicted.serves(spec) else None
 
 
 def read_studies(folder: Path, entries: Iterable[Entry], facts: DeviceFacts) -> list[Trials]:
@@ -214,14 +203,16 @@ def read_studies(folder: Path, entries: Iterable[Entry], facts: DeviceFacts) -> 
 def _trials(entry: Entry, spec: Spec, lines: trial_archive.Lines) -> Trials | None:
     """Later lines replace earlier ones of the same kernel: the newest generator's are last."""
     graph_class = entry.parsed_graph_class
-    spec = dataclasses.replace(spec, schedule=default_schedule(spec, edges_for_rules(spec.facts, graph_class)))
+    spec = dataclasses.replace(
+        spec, schedule=default_schedule(spec, predicted.edges_for_rules(spec.facts, graph_class))
+    )
     timed = {schedule: (time_us, cut) for schedule, time_us, cut in _timed(spec, lines)}
     whole = [time_us for time_us, cut in timed.values() if not cut]
     if not whole:
         return None
     times_us = {schedule: time_us for schedule, (time_us, _) in timed.items()}
     features = Features(spec, graph_class)
-    rows = np.array([features.of(plan) for plan in planned(spec, times_us).values()])
+    rows = np.array([features.of(plan) for plan in predicted.planned(spec, times_us).values()])
     return Trials(entry, spec, graph_class, shape_of(entry.problem), times_us, min(whole), rows)
 
 
@@ -233,7 +224,7 @@ def _timed(spec: Spec, lines: trial_archive.Lines) -> Iterator[tuple[CudaSchedul
             schedule = canonical_product(spec, schedule_from_dict(line["schedule"]))
         except ScheduleError:  # a knob or value that was taken out
             continue
-        plan = plan_of(spec, schedule) if schedule.fuse else None
+        plan = predicted.plan_of(spec, schedule) if schedule.fuse else None
         if plan is not None and isinstance(plan.spec.schedule, CudaSchedule) and math.isfinite(line["time_us"]):
             yield plan.spec.schedule, float(line["time_us"]), bool(line.get("cut"))
 
@@ -261,7 +252,7 @@ def winner_of(entry: Entry) -> Winner | None:
     schedule = entry.tuned_schedule
     if not isinstance(schedule, CudaSchedule) or not schedule.fuse:
         return None
-    return Winner(schedule, entry.layout, is_small(entry.parsed_graph_class))
+    return Winner(schedule, entry.layout, predicted.is_small(entry.parsed_graph_class))
 
 
 def hold_out(study: Trials, others: Sequence[Entry], trees: Trees) -> Held:
@@ -271,20 +262,20 @@ def hold_out(study: Trials, others: Sequence[Entry], trees: Trees) -> Held:
         other
         for other in others
         if other.operation == entry.operation
-        and other.direction in directions_of(entry.direction)
+        and other.direction in predicted.directions_of(entry.direction)
         and shape_of(other.problem) != study.shape
         and winner_of(other) is not None
     ]
     known.sort(key=lambda other: _distance(study, other))
     pool = _legal_pool(study, [winner for other in known if (winner := winner_of(other)) is not None])
-    order = ranked(trees, study.spec, study.graph_class, pool)
-    tried = ranked(trees, study.spec, study.graph_class, study.times_us)
+    order = predicted.ranked(trees, study.spec, study.graph_class, pool)
+    tried = predicted.ranked(trees, study.spec, study.graph_class, study.times_us)
     return Held(study, pool, order, tried)
 
 
 def _legal_pool(study: Trials, winners: Sequence[Winner]) -> list[CudaSchedule]:
-    schedules = winners_for(study.spec, study.graph_class, winners)
-    return list(planned(study.spec, pool_of(study.spec, study.graph_class, schedules)))
+    schedules = predicted.winners_for(study.spec, study.graph_class, winners)
+    return list(predicted.planned(study.spec, predicted.pool_of(study.spec, study.graph_class, schedules)))
 
 
 def _distance(study: Trials, other: Entry) -> tuple[bool, bool, float, bool, float]:

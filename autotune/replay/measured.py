@@ -23,16 +23,7 @@ from autotune.database.store import database_path, load_table
 from autotune.database.trials import SUFFIX
 from autotune.errors import ConfigError, WorkerError
 from autotune.measure.worker import Worker
-from autotune.replay.fit import (
-    Compared,
-    Key,
-    comparisons_path,
-    key_of,
-    name_of,
-    read_comparisons,
-    spec_of,
-    store_comparisons,
-)
+from autotune.replay import fit
 from autotune.replay.untuned import DRAWN, Cost, digests, record_path
 from autotune.tune.publish import workloads_of
 from autotune.workload.workload import Workload
@@ -76,7 +67,7 @@ class Group:
 
 
 def _by_rules(entry: Entry, facts: DeviceFacts) -> Knobs:
-    spec = spec_of(entry, facts)
+    spec = fit.spec_of(entry, facts)
     assert spec is not None
     return default_schedule(spec, edges_for_rules(facts, entry.parsed_graph_class))
 
@@ -93,8 +84,8 @@ def read_choices(archive: Path, results: Path) -> list[Choice]:
     database = database_path(results, slug)
     tables = (load_table(database_path(folder, slug)) for folder in (results, results / DRAWN))
     known = (entry for table in tables for entry in table.by_identity.values())
-    entries = {name_of(entry): entry for entry in known if not entry.deterministic}
-    compared = read_comparisons(comparisons_path(results, slug))
+    entries = {fit.name_of(entry): entry for entry in known if not entry.deterministic}
+    compared = fit.read_comparisons(fit.comparisons_path(results, slug))
     try:
         record = parse_json(path.read_bytes())
         told, here = (record["archive"], record["drawn"]), digests(archive, results)
@@ -106,31 +97,22 @@ def read_choices(archive: Path, results: Path) -> list[Choice]:
         raise ConfigError(text) from error
 
 
-def _choice(row: Sequence[Any], entry: Entry, compared: dict[Key, Compared]) -> Choice:
+def _choice(row: Sequence[Any], entry: Entry, compared: dict[fit.Key, fit.Compared]) -> Choice:
     schedule = schedule_of(row[9])
-    known = compared.get(key_of(entry, schedule))
+    known = compared.get(fit.key_of(entry, schedule))
     return Choice(entry, schedule, Cost(known.ratio, True, True) if known else Cost(row[7], row[8]))
-
-
-def check_device(device: str, slug: str) -> DeviceFacts:
-    """Facts of the device; ConfigError if it is not the one whose trials were replayed."""
-    facts = device_facts(device)
-    if facts.slug != slug or facts.backend != "cuda":
-        kind = "" if facts.backend == "cuda" else ", which is no GPU"
-        raise ConfigError(f"--measure on {device} ({facts.name}){kind}; expected the GPU of the archive, {slug}")
-    return facts
 
 
 def groups_of(choices: Sequence[Choice], say: Callable[[str], None]) -> list[Group]:
     """Estimates by workload, the group with the most expensive one first; those without their graph are told."""
-    estimates = {name_of(one.entry): one for one in choices if not one.cost.measured}
+    estimates = {fit.name_of(one.entry): one for one in choices if not one.cost.measured}
     groups = []
     for same, workload in workloads_of(one.entry for one in estimates.values()):
         reason = str(workload) if isinstance(workload, EquituneError) else _other_class(workload, same[0])
         if isinstance(workload, EquituneError) or reason:
             say(f"{same[0].label}: estimates skipped: {len(same)}, {reason}")
         else:
-            groups.append(Group(workload, tuple(estimates[name_of(entry)] for entry in same)))
+            groups.append(Group(workload, tuple(estimates[fit.name_of(entry)] for entry in same)))
     return sorted(groups, key=lambda group: max(one.cost.ratio for one in group.choices), reverse=True)
 
 
@@ -147,20 +129,23 @@ def measure_choices(
     No comparison begins after that time. Raises ConfigError for another device or another archive than the record's.
     """
     end, slug = monotonic() + seconds, archive.name.removesuffix(SUFFIX)
-    facts = check_device(device, slug)
+    facts = device_facts(device)
+    if facts.slug != slug or facts.backend != "cuda":
+        kind = "" if facts.backend == "cuda" else ", which is no GPU"
+        raise ConfigError(f"--measure on {device} ({facts.name}){kind}; expected the GPU of the archive, {slug}")
     groups = groups_of(read_choices(archive, results), say)
     run: dict[str, Any] = {"date": now_text(), "generator": GENERATOR_VERSION, "software": software_versions(facts)}
     run["driver"] = driver_version(facts)
     failed = 0
     for group, found in _compare_each(groups, facts, device, end, say):
-        store_comparisons(comparisons_path(results, slug), slug, run, found)
+        fit.store_comparisons(fit.comparisons_path(results, slug), slug, run, found)
         failed += len(group.choices) - len(found)
     return read_choices(archive, results), failed
 
 
 def _compare_each(
     groups: Sequence[Group], facts: DeviceFacts, device: str, end: float, say: Callable[[str], None]
-) -> Iterator[tuple[Group, list[Compared]]]:
+) -> Iterator[tuple[Group, list[fit.Compared]]]:
     """Compile for some groups on all cores, compare them one after another, and so on until the time has come."""
     if not groups:
         return
@@ -199,7 +184,7 @@ def _compile(groups: Sequence[Group], facts: DeviceFacts, device: str, say: Call
 
 def _compare(
     group: Group, facts: DeviceFacts, device: str, worker: Worker, say: Callable[[str], None]
-) -> list[Compared]:
+) -> list[fit.Compared]:
     """The choices for which both schedules have a time; failures are told."""
     ours, setting = group.contenders(facts), ComparisonSetting(group.workload, device, ())
     passes = tuple(one.entry.direction for one in group.choices)
@@ -215,13 +200,13 @@ def _compare(
         times = {name: result.timing.median_us for name, result in results.items() if result.timing}
         say(_line(one, results))
         if {"tuned", "chosen"} <= times.keys():
-            key = key_of(one.entry, one.schedule)
-            found.append(Compared(*key, times["chosen"], times["tuned"], times.get("rules")))
+            key = fit.key_of(one.entry, one.schedule)
+            found.append(fit.Compared(*key, times["chosen"], times["tuned"], times.get("rules")))
     return found
 
 
 def _line(choice: Choice, results: dict[str, Result]) -> str:
-    name = " ".join(name_of(choice.entry))
+    name = " ".join(fit.name_of(choice.entry))
     times = {key: result.timing.median_us for key, result in results.items() if result.timing}
     shown = [f"{key} {times[key]:.1f} us" if key in times else f"{key}: {results[key].error}" for key in results]
     text = f"{name}: {', '.join(shown)}"

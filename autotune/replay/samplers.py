@@ -289,7 +289,7 @@ def _record(workload: Workload, direction: str, space: Space, path: Path, worker
         end = search(
             study,
             lambda schedule: compile_ahead(space, schedule),
-            lambda schedule, best_us: without_samples(measurer(schedule, best_us)),
+            lambda schedule, best_us: dataclasses.replace(measurer(schedule, best_us), samples_us=(), clocks=None),
             overlap=facts.backend == "cuda",
             workers=workers,
             prune=False,
@@ -297,11 +297,6 @@ def _record(workload: Workload, direction: str, space: Space, path: Path, worker
         )
         progress.stop()
     return end
-
-
-def without_samples(outcome: Outcome) -> Outcome:
-    """The outcome without raw samples: medians and quartiles suffice for thousands of schedules."""
-    return dataclasses.replace(outcome, samples_us=(), clocks=None)
 
 
 def header(workload: Workload, direction: str, space: Space, workers: int) -> dict[str, Any]:

@@ -25,25 +25,7 @@ from autotune.database.store import database_path, load_table, replace_file
 from autotune.database.trials import SUFFIX
 from autotune.errors import ConfigError
 from autotune.measure.space import search_space
-from autotune.replay.fit import (
-    ANY_TRIAL,
-    CHOICES,
-    CHOSEN,
-    FIRST_RUN,
-    Held,
-    Settings,
-    Trials,
-    comparisons_path,
-    facts_of,
-    fit_studies,
-    hold_out,
-    name_of,
-    read_comparisons,
-    read_studies,
-    spec_of,
-    winner_of,
-    with_compared,
-)
+from autotune.replay import fit
 from autotune.search.starting_points import starting_points
 from kernelgen.device import CUDA_ARCHS, DeviceFacts, representative
 from kernelgen.kernels.product.defaults import default_schedule
@@ -56,7 +38,7 @@ from kernelgen.problem.sizes import shape_of
 DRAWN = "drawn"
 
 
-def read(archive: Path, results: Path) -> tuple[dict[str, Any], DeviceFacts, list[Entry], list[Trials]]:
+def read(archive: Path, results: Path) -> tuple[dict[str, Any], DeviceFacts, list[Entry], list[fit.Trials]]:
     """A device's record, facts, entries of the model's kinds on graphs that are not skewed, and their studies.
 
     Those of ``DRAWN`` come last. Compared choices are among the trials. archive:
@@ -67,15 +49,15 @@ def read(archive: Path, results: Path) -> tuple[dict[str, Any], DeviceFacts, lis
     if not table.by_identity:
         raise ConfigError(f"{database_path(results, slug)} has no entries; expected the database of {archive}")
     device = {key: value for key, value in table.device.items() if key != "driver"}
-    facts, entries, found = facts_of(device), list[Entry](), list[Trials]()
+    facts, entries, found = fit.facts_of(device), list[Entry](), list[fit.Trials]()
     for folder, trials in ((results, archive.with_name(slug)), (results / DRAWN, results / DRAWN / "trials" / slug)):
         known = load_table(database_path(folder, slug)).by_identity.values()
-        served = (entry for entry in known if spec_of(entry, facts) is not None)
+        served = (entry for entry in known if fit.spec_of(entry, facts) is not None)
         here = [entry for entry in served if not entry.parsed_graph_class.waits_for_longest(facts)]
         entries += here
-        found += read_studies(trials, here, facts)
-    compared = read_comparisons(comparisons_path(results, slug)).values()
-    studies = [with_compared(study, compared) for study in found]
+        found += fit.read_studies(trials, here, facts)
+    compared = fit.read_comparisons(fit.comparisons_path(results, slug)).values()
+    studies = [fit.with_compared(study, compared) for study in found]
     if len({study.shape for study in studies}) < 2:
         raise ConfigError(f"{archive} has no trials of two problems that {database_path(results, slug)} cites")
     return device, facts, entries, studies
@@ -98,8 +80,8 @@ def replay_defaults(archive: Path, results: Path, note: Callable[[str], None]) -
         "trials": trials,
         "studies": len(studies),
         "problems": len({study.shape for study in studies}),
-        "chosen": CHOSEN,
-        "compared": sum(cost[CHOSEN].compared for cost in costs),
+        "chosen": fit.CHOSEN,
+        "compared": sum(cost[fit.CHOSEN].compared for cost in costs),
         "estimate_log_error": round(estimator.error, 4),
         "choices": found,
         "rows": rows_of(held, costs),
@@ -109,13 +91,13 @@ def replay_defaults(archive: Path, results: Path, note: Callable[[str], None]) -
     bench = list(stored_rows(results, facts))
     record["suite"] = against_peers(bench, record["rows"])
     record["suite_first_run"] = against_peers(bench, record["rows"], BY_FIRST_RUN)
-    trees = fit_studies(studies)
+    trees = fit.fit_studies(studies)
     table = table_data(device, entries, studies, trees, expected_of(found), record["transfer"])
     path = record_path(results, device["slug"])
     return record, _write(path, record), _write(table_path(results, device["slug"]), table)
 
 
-def _orders(held: Sequence[Held], entries: Sequence[Entry]) -> dict[str, list[list[CudaSchedule]]]:
+def _orders(held: Sequence[fit.Held], entries: Sequence[Entry]) -> dict[str, list[list[CudaSchedule]]]:
     """The starting points of a search as they were, by kinship, and by the model; each behind nothing else."""
     by_kinship: list[list[CudaSchedule]] = []
     for one in held:
@@ -133,7 +115,7 @@ def _orders(held: Sequence[Held], entries: Sequence[Entry]) -> dict[str, list[li
 
 def expected_of(choices: Mapping[str, Mapping[str, Any]]) -> dict[str, dict[str, float]]:
     """What the runtime's choice costs by the cross-validation, by size. choices: of the record."""
-    tried, first = (choices[name]["by size"] for name in (ANY_TRIAL, FIRST_RUN))
+    tried, first = (choices[name]["by size"] for name in (fit.ANY_TRIAL, fit.FIRST_RUN))
     return {
         size: {
             **{key: found[key] for key in ("mean", "worst", "measured")},
@@ -141,14 +123,14 @@ def expected_of(choices: Mapping[str, Mapping[str, Any]]) -> dict[str, dict[str,
             "first_mean": first[size]["mean"],
             "first_worst": first[size]["worst"],
         }
-        for size, found in choices[CHOSEN]["by size"].items()
+        for size, found in choices[fit.CHOSEN]["by size"].items()
     }
 
 
 def table_data(
     device: Mapping[str, Any],
     entries: Sequence[Entry],
-    studies: Sequence[Trials],
+    studies: Sequence[fit.Trials],
     trees: Trees,
     expected: Mapping[str, Mapping[str, float]],
     transfer: Mapping[str, Mapping[str, float]],
@@ -157,7 +139,7 @@ def table_data(
     winners: dict[str, list[dict[str, Any]]] = {}
     classes: dict[str, set[str]] = {}
     for entry in entries:
-        won = winner_of(entry)
+        won = fit.winner_of(entry)
         if won is None:
             continue
         line = {"schedule": knobs_of(won.schedule), "layout": won.layout, "small": won.small}
@@ -208,7 +190,7 @@ def _write(path: Path, data: Mapping[str, Any]) -> Path:
 # study happens to have tried it. Otherwise it is an estimate, of a model that was fitted to all trials, the held-out
 # ones among them; its error on trials that it has not seen is reported.
 
-ESTIMATE = Settings(trees=400, depth=7, rate=0.1, ridge=1.0, share=0.5)
+ESTIMATE = fit.Settings(trees=400, depth=7, rate=0.1, ridge=1.0, share=0.5)
 FOLDS = 5
 # A choice is good if it takes at most this many times the tuned time, by the worst.
 GOOD = 1.35
@@ -230,12 +212,11 @@ class Cost:
 class Estimator:
     """Times of schedules of recorded studies, measured where they can be: by a comparison, or else by a trial."""
 
-    def __init__(self, studies: Sequence[Trials]) -> None:
-        self._trees = fit_studies(studies, ESTIMATE, seeds=1)
+    def __init__(self, studies: Sequence[fit.Trials]) -> None:
+        self._trees = fit.fit_studies(studies, ESTIMATE, seeds=1)
         self.error = _error(studies)
 
-    def cost(self, study: Trials, schedule: CudaSchedule) -> Cost:
-        """The cost of a schedule of a study."""
+    def cost(self, study: fit.Trials, schedule: CudaSchedule) -> Cost:
         time_us = study.times_us.get(schedule)
         if time_us is not None:
             return Cost(time_us / study.tuned_us, True, schedule in study.compared)
@@ -243,12 +224,12 @@ class Estimator:
         return Cost(max(1.0, math.exp(float(self._trees.predict([row])[0]))), False)
 
 
-def _error(studies: Sequence[Trials]) -> float:
+def _error(studies: Sequence[fit.Trials]) -> float:
     """Root mean square of the logarithms' errors on a fifth of every study, left out in turn; of what takes < 1.5."""
     errors: list[float] = []
     for fold in range(FOLDS):
         kept = [_part(study, fold, keep=True) for study in studies]
-        trees = fit_studies([study for study in kept if study.times_us], ESTIMATE, seeds=1)
+        trees = fit.fit_studies([study for study in kept if study.times_us], ESTIMATE, seeds=1)
         for study in studies:
             out = _part(study, fold, keep=False)
             if out.times_us:
@@ -258,42 +239,42 @@ def _error(studies: Sequence[Trials]) -> float:
     return float(np.sqrt(np.mean(np.square(errors))))
 
 
-def _part(study: Trials, fold: int, keep: bool) -> Trials:
+def _part(study: fit.Trials, fold: int, keep: bool) -> fit.Trials:
     places = [place for place in range(len(study.times_us)) if (place % FOLDS != fold) == keep]
     times = list(study.times_us.items())
     return dataclasses.replace(study, times_us=dict(times[place] for place in places), rows=study.rows[places])
 
 
 def hold_out_each(
-    studies: Sequence[Trials], entries: Sequence[Entry], note: Callable[[str], None] = lambda text: None
-) -> list[Held]:
+    studies: Sequence[fit.Trials], entries: Sequence[Entry], note: Callable[[str], None] = lambda text: None
+) -> list[fit.Held]:
     """Every study, seen by a model that was fitted without the problem and its likes (``shape_of``)."""
     held = []
     for shape in dict.fromkeys(study.shape for study in studies):
         left = [study for study in studies if study.shape == shape]
         note(f"without {left[0].entry.label}")
-        trees: Trees = fit_studies([study for study in studies if study.shape != shape])
-        held += [hold_out(study, entries, trees) for study in left]
+        trees: Trees = fit.fit_studies([study for study in studies if study.shape != shape])
+        held += [fit.hold_out(study, entries, trees) for study in left]
     return held
 
 
-def costs_of(held: Iterable[Held], estimator: Estimator) -> list[dict[str, Cost]]:
+def costs_of(held: Iterable[fit.Held], estimator: Estimator) -> list[dict[str, Cost]]:
     """The cost of every choice, by study; a choice that is none is left out."""
     return [
         {
             name: estimator.cost(one.study, schedule)
-            for name, choose in CHOICES.items()
+            for name, choose in fit.CHOICES.items()
             if (schedule := choose(one)) is not None
         }
         | {
-            FIRST_RUN: _least(estimator, one, shortlist(one.order, one.pool[0], TRIED)),
+            fit.FIRST_RUN: _least(estimator, one, shortlist(one.order, one.pool[0], TRIED)),
             "best of the pool": _least(estimator, one, one.pool),
         }
         for one in held
     ]
 
 
-def _least(estimator: Estimator, one: Held, schedules: Iterable[CudaSchedule]) -> Cost:
+def _least(estimator: Estimator, one: fit.Held, schedules: Iterable[CudaSchedule]) -> Cost:
     return min((estimator.cost(one.study, schedule) for schedule in schedules), key=lambda cost: cost.ratio)
 
 
@@ -313,7 +294,7 @@ def summary(costs: Sequence[Cost]) -> dict[str, float | int]:
     return found
 
 
-GROUPS: Mapping[str, Callable[[Trials], str]] = {
+GROUPS: Mapping[str, Callable[[fit.Trials], str]] = {
     "by direction": lambda study: f"{study.entry.operation} {study.entry.direction}",
     "by graph class": lambda study: study.entry.graph_class,
     "by problem": lambda study: study.entry.label,
@@ -321,7 +302,7 @@ GROUPS: Mapping[str, Callable[[Trials], str]] = {
 }
 
 
-def table_of(held: Sequence[Held], costs: Sequence[Mapping[str, Cost]]) -> dict[str, dict[str, Any]]:
+def table_of(held: Sequence[fit.Held], costs: Sequence[Mapping[str, Cost]]) -> dict[str, dict[str, Any]]:
     """By choice: its summary over all studies, and over the studies of each group."""
     found: dict[str, dict[str, Any]] = {}
     for name in dict.fromkeys(name for cost in costs for name in cost):
@@ -333,23 +314,23 @@ def table_of(held: Sequence[Held], costs: Sequence[Mapping[str, Cost]]) -> dict[
     return found
 
 
-def rows_of(held: Sequence[Held], costs: Sequence[Mapping[str, Cost]]) -> list[list[Any]]:
+def rows_of(held: Sequence[fit.Held], costs: Sequence[Mapping[str, Cost]]) -> list[list[Any]]:
     """By study: its name (``name_of``), cost by rules, by the model, if measured, the model's choice (``knobs_of``),
     cost of what a first run keeps."""
     rows = []
     for one, cost in zip(held, costs, strict=True):
-        found, choice = cost[CHOSEN], CHOICES[CHOSEN](one)
+        found, choice = cost[fit.CHOSEN], fit.CHOICES[fit.CHOSEN](one)
         assert choice is not None
         by_rules = round(cost["rules"].ratio, 4)
-        kept = round(cost[FIRST_RUN].ratio, 4)
+        kept = round(cost[fit.FIRST_RUN].ratio, 4)
         rows.append(
-            [*name_of(one.study.entry), by_rules, round(found.ratio, 4), found.measured, knobs_of(choice), kept]
+            [*fit.name_of(one.study.entry), by_rules, round(found.ratio, 4), found.measured, knobs_of(choice), kept]
         )
     return rows
 
 
 def starts_of(
-    held: Sequence[Held], orders: Mapping[str, Sequence[Sequence[CudaSchedule]]], estimator: Estimator
+    held: Sequence[fit.Held], orders: Mapping[str, Sequence[Sequence[CudaSchedule]]], estimator: Estimator
 ) -> dict[str, dict[str, float]]:
     """Of orders in which a search could try the pool: mean cost of the best of the first 1, 2, 4 and 8 schedules."""
     return {
@@ -374,7 +355,7 @@ def starts_of(
 # away. Another balance of bandwidth, caches and arithmetic it does not see: the true cost is at least as likely higher.
 
 
-def transfers(held: Sequence[Held], estimator: Estimator) -> dict[str, dict[str, float]]:
+def transfers(held: Sequence[fit.Held], estimator: Estimator) -> dict[str, dict[str, float]]:
     """By architecture other than the record's: mean and worst over the fastest trial that is legal there.
 
     tuned: of an entry's own problem, in its form for that GPU. untuned: of the model's first legal choice for a problem
@@ -384,7 +365,7 @@ def transfers(held: Sequence[Held], estimator: Estimator) -> dict[str, dict[str,
     return {arch: _transfer(held, estimator, representative(arch)) for arch in CUDA_ARCHS if arch != here.arch}
 
 
-def _transfer(held: Sequence[Held], estimator: Estimator, there: DeviceFacts) -> dict[str, float]:
+def _transfer(held: Sequence[fit.Held], estimator: Estimator, there: DeviceFacts) -> dict[str, float]:
     tuned: list[float] = []
     untuned: list[float] = []
     changed = 0
@@ -407,7 +388,7 @@ def _transfer(held: Sequence[Held], estimator: Estimator, there: DeviceFacts) ->
     return {name: round(value, 4) for name, value in found.items()}
 
 
-def served_there(study: Trials, spec: Spec) -> CudaSchedule:
+def served_there(study: fit.Trials, spec: Spec) -> CudaSchedule:
     """An entry's schedule in its form for another GPU (``spec.facts``); the default where it has none."""
     query = Query(spec, find_schedule, study.graph_class)
     entry, _ = within_limits(query, study.entry, study.spec.facts)

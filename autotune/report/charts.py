@@ -55,14 +55,20 @@ COLOURS = {
 }
 
 
-def time_axis(axis: Any, low: float, high: float) -> None:
-    """At most eight ticks on a logarithmic time axis: decades or 1, 2, 5; even steps on a short axis."""
+def _ticks(low: float, high: float, choices: Sequence[Sequence[float]], least: int) -> list[float]:
+    """The first choice of steps in a decade with at least so many ticks on the axis, else the last."""
     decades = range(math.floor(math.log10(low)), math.ceil(math.log10(high)) + 1)
     ticks: list[float] = []
-    for steps in ((1,), (1, 2, 5)):
-        ticks = [step * 10.0**decade for decade in decades for step in steps if low <= step * 10.0**decade <= high]
-        if len(ticks) >= 3:
+    for steps in choices:
+        ticks = [tick for decade in decades for step in steps if low <= (tick := step * 10.0**decade) <= high]
+        if len(ticks) >= least:
             break
+    return ticks
+
+
+def time_axis(axis: Any, low: float, high: float) -> None:
+    """At most eight ticks on a logarithmic time axis: decades or 1, 2, 5; even steps on a short axis."""
+    ticks = _ticks(low, high, ((1,), (1, 2, 5)), least=3)
     ticks = ticks[:: max(1, -(-len(ticks) // 8))]
     if len(ticks) < 3:
         ticks = [tick for tick in MaxNLocator(4).tick_values(low, high) if low <= tick <= high]
@@ -71,6 +77,11 @@ def time_axis(axis: Any, low: float, high: float) -> None:
     axis.set_major_formatter(
         FuncFormatter(lambda tick, _: time_text(tick).replace(".00", "").replace(".0\xa0", "\xa0"))
     )
+
+
+def _spread(number: float) -> float:
+    """A fixed low-discrepancy offset, so that dots are spread equally in every build of the page."""
+    return ((0.618 * number) % 1 - 0.5) * 0.5
 
 
 def dots(axes: Axes, x: Sequence[float], y: Sequence[float], colour: str, size: float, alpha: float = 1.0) -> None:
@@ -92,7 +103,7 @@ def _limits(times: Sequence[float]) -> tuple[float, float]:
 def search_progress(trials: pd.DataFrame, default_us: float, identifier: str, what: str) -> Markup:
     """Every trial of a study in order: times as dots, best so far as a line, failures in one lane per state."""
     timed = measured(trials)
-    failed = [state for state in (*STATES[1:], "other") if (_states(trials) == state).any()]
+    failed = [state for state in (*STATES[1:], "other") if (states_of(trials) == state).any()]
     lanes = 0.15 * len(failed)
     height = 1.95 + lanes + (0.08 if failed else 0)
     last = max(1.0, float(np.nanmax(trials["number"].to_numpy(dtype=float))))
@@ -137,13 +148,13 @@ def _line_names(axes: Axes, best_us: float, default_us: float) -> None:
                           color=INK[ink], fontsize=7.5, linespacing=1.1)  # fmt: skip
 
 
-def _states(trials: pd.DataFrame) -> pd.Series:
+def states_of(trials: pd.DataFrame) -> pd.Series:
     return trials["state"].where(trials["state"].isin(STATES), "other")
 
 
 def _failure_lanes(axes: Axes, trials: pd.DataFrame, states: list[str], last: float) -> None:
     for lane, state in enumerate(states):
-        numbers = trials["number"][_states(trials) == state].to_numpy(dtype=float)
+        numbers = trials["number"][states_of(trials) == state].to_numpy(dtype=float)
         axes.vlines(numbers, lane - 0.32, lane + 0.32, color=INK["bad"], linewidth=1.0)
     axes.set(xlim=(-0.02 * last, 1.02 * last), ylim=(len(states) - 0.5, -0.5), xticks=[])
     axes.set_yticks(range(len(states)), states)
@@ -188,8 +199,7 @@ def knob_strip(trials: pd.DataFrame, knob: str, values: Sequence[Any], identifie
     timed = measured(trials)
     chosen = [schedule.get(knob) for schedule in timed["schedule"]]
     times = timed["time_us"].to_numpy(dtype=float)
-    # A fixed low-discrepancy offset per trial, so that dots are spread equally in every build of the page.
-    spread = [((0.618 * n) % 1 - 0.5) * 0.5 for n in timed["number"].to_numpy(dtype=float)]
+    spread = [_spread(n) for n in timed["number"].to_numpy(dtype=float)]
     medians = []
     with style():
         figure = Figure(figsize=(WIDTH, 1.75))
@@ -235,8 +245,7 @@ def ratio_dots(lanes: Mapping[str, Sequence[float]], identifier: str, other: str
         axes.axvspan(low, 1, color=INK["bad"], alpha=0.1, linewidth=0)
         axes.axvline(1, color=INK["text"], linewidth=1.0)
         for lane, (name, values) in enumerate(lanes.items()):
-            # A fixed low-discrepancy offset per row, so that dots are spread equally in every build of the page.
-            spread = [lane + ((0.618 * n) % 1 - 0.5) * 0.5 for n in range(len(values))]
+            spread = [lane + _spread(n) for n in range(len(values))]
             for ink, chosen in (("tuned", False), ("bad", True)):
                 part = [n for n, ratio in enumerate(values) if (ratio < 1) is chosen]
                 dots(axes, [values[n] for n in part], [spread[n] for n in part], ink, 4.2, 0.75)
@@ -248,7 +257,7 @@ def ratio_dots(lanes: Mapping[str, Sequence[float]], identifier: str, other: str
                           textcoords="offset points", va="center", fontweight="bold")  # fmt: skip
         axes.set(xlim=(low, high), ylim=(len(lanes) - 0.5, -0.5), yticks=[], xlabel=f"speed-up over {other}")
         axes.spines["left"].set_visible(False)
-        axes.xaxis.set_major_locator(FixedLocator(_ratio_ticks(low, high)))
+        axes.xaxis.set_major_locator(FixedLocator(_ticks(low, high, ((1, 2, 5), (1, 1.5, 2, 3, 5, 7)), least=4)))
         axes.xaxis.set_minor_locator(NullLocator())
         axes.xaxis.set_major_formatter(FuncFormatter(lambda tick, _: f"{tick:g}×"))
         figure.text(0.895, 1 - 0.07 / height, "mean", va="center", fontsize=7.5, color=INK["muted"])
@@ -258,16 +267,6 @@ def ratio_dots(lanes: Mapping[str, Sequence[float]], identifier: str, other: str
         for name, values in lanes.items()
     )
     return inline_svg(figure, identifier, f"Dot plot, logarithmic: speed-up over {other}. {told}.")
-
-
-def _ratio_ticks(low: float, high: float) -> list[float]:
-    ticks: list[float] = []
-    for steps in ((1, 2, 5), (1, 1.5, 2, 3, 5, 7)):
-        ticks = [step * 10.0**decade for decade in range(-3, 5) for step in steps]
-        ticks = [tick for tick in ticks if low <= tick <= high]
-        if len(ticks) >= 4:
-            break
-    return ticks
 
 
 def roofline(
@@ -367,25 +366,18 @@ class Lane:
 
 @dataclass(frozen=True)
 class Strips:
-    """Lanes of raw samples in percent of a median. label: all of it in words. limit: the end of the axis."""
+    """Lanes of raw samples in percent of a median. label: all of it in words. limit: the end of the axis.
+
+    left, width, bottom: of the lanes; height: with the axis below them.
+    """
 
     lanes: tuple[Lane, ...]
     limit: float
     label: str
+    bottom: int
+    height: int
     left: int = NAMES
     width: int = STRIPS_WIDTH
-
-    @property
-    def bottom(self) -> int:
-        return STRIP * len(self.lanes)
-
-    @property
-    def height(self) -> int:
-        return self.bottom + AXIS
-
-    @property
-    def middle(self) -> float:
-        return NAMES + (STRIPS_WIDTH - NAMES) / 2
 
     @property
     def samples(self) -> int:
@@ -408,7 +400,8 @@ def strips(by_contender: Mapping[str, Sequence[float]], what: str, origin: str |
         f"from {time_text(min(times))} to {time_text(max(times))}"
         for name, times in known.items()
     )
-    return Strips(lanes, limit, f"Strip plot of raw samples. {what}: {told}.")
+    bottom = STRIP * len(lanes)
+    return Strips(lanes, limit, f"Strip plot of raw samples. {what}: {told}.", bottom, bottom + AXIS)
 
 
 def _lane(name: str, index: int, shares: Sequence[float], limit: float, times: Sequence[float]) -> Lane:

@@ -29,9 +29,10 @@ from autotune.measure.timing import (
     verdict,
 )
 from autotune.report.charts import Strips, ratio_dots, strips
-from autotune.report.kernels import passes
+from autotune.report.devices import PASSES
+from autotune.report.kernels import by
 from autotune.report.render import Page, Section, render
-from autotune.report.rows import SuiteRow, mapping, plain_names, rows_text, value_text
+from autotune.report.rows import SuiteRow, mapping, met, plain_names, rows_text, value_text
 from autotune.text import MISSING, TUNED, direction_name, floored_ratio, geometric_mean
 from kernelgen.errors import cause_of
 from kernelgen.files import parse_json
@@ -58,18 +59,14 @@ class Record:
         slug = self.device.get("slug")
         return str(slug) if is_slug(slug) else self.path.stem
 
-    def met(self, key: str) -> list[str]:
-        """All values of a field of rows, such as the generator, in order."""
-        return sorted({row.text(key) for row in self.rows.values()} - {""})
-
     @property
     def software(self) -> dict[str, str]:
         """Version by name, or all versions that occur in the rows."""
-        met: dict[str, set[str]] = {}
+        found: dict[str, set[str]] = {}
         for row in self.rows.values():
             for name, version in mapping(row.record.get("software")).items():
-                met.setdefault(str(name), set()).add(str(version))
-        return {name: ", ".join(sorted(versions)) for name, versions in sorted(met.items())}
+                found.setdefault(str(name), set()).add(str(version))
+        return {name: ", ".join(sorted(versions)) for name, versions in sorted(found.items())}
 
 
 @dataclass(frozen=True)
@@ -126,7 +123,6 @@ def compare(before: Record, after: Record, level: float = LEVEL, tolerance: floa
 
 
 def judge(pair: Pair, contender: str, level: float = LEVEL, tolerance: float = TOLERANCE) -> Judgement:
-    """Judge one contender of one row."""
     times = [row.times.get(contender, math.nan) for row in (pair.before, pair.after)]
     ratio, unknown = times[0] / times[1], (0.0, math.inf)
     failed = [side for side, time in zip(("before", "after"), times, strict=True) if math.isnan(time)]
@@ -211,7 +207,7 @@ def build_comparison(data: Comparison) -> Page:
     ratios = [(pair.before.which, judged.ratio) for pair, judged in data.ours() if not math.isnan(judged.ratio)]
     lanes = {
         direction_name(which): [ratio for of, ratio in ratios if of == which]
-        for which in passes(pair.before for pair in data.pairs)
+        for which in by((pair.before for pair in data.pairs), "which", PASSES)
     }
     lanes = {name: values for name, values in lanes.items() if values}
     return render(
@@ -248,7 +244,7 @@ def sentence(data: Comparison) -> str:
 def _verdicts(data: Comparison) -> Iterator[tuple[str, str, list[Judgement]]]:
     """By contender and pass: our kernels, and the peers, which show changes of the machine."""
     for name in dict.fromkeys(name for judged in data.judged for name in judged):
-        for which in passes(pair.before for pair in data.pairs):
+        for which in by((pair.before for pair in data.pairs), "which", PASSES):
             judged = [by_contender[name] for pair, by_contender in zip(data.pairs, data.judged, strict=True)
                       if pair.before.which == which and name in by_contender]  # fmt: skip
             if judged:
@@ -277,8 +273,8 @@ def _facts(before: Record, after: Record) -> list[tuple[str, str, str]]:
 
 
 def _facts_of(record: Record) -> dict[str, str]:
-    dates = [date[:16].replace("T", " ") for date in record.met("date")]
+    dates = [date[:16].replace("T", " ") for date in met(record.rows.values(), "date")]
     span = MISSING if not dates else dates[0] if dates[0] == dates[-1] else f"{dates[0]} to {dates[-1]}"
     device = {key: str(value) for key, value in record.device.items() if key not in ("slug", "vector_bytes")}
     facts = {"file": record.path.name, **device, "rows": str(len(record.rows)), "measured": span}
-    return facts | {"generator": ", ".join(record.met("generator")) or MISSING, **record.software}
+    return facts | {"generator": ", ".join(met(record.rows.values(), "generator")) or MISSING, **record.software}

@@ -15,7 +15,6 @@ from autotune.report.rows import (
     ModelRow,
     SuiteRow,
     entry_row,
-    largest_rows,
     mapping,
     model_rows,
     number,
@@ -108,10 +107,6 @@ class DeviceData:
         """Of kernels: the tuned ones and those of the bench."""
         return (*self.tuned, *self.suite)
 
-    def met(self, key: str) -> list[str]:
-        """All values of a field of rows, such as the generator, in order."""
-        return sorted({row.text(key) for row in self.rows} - {""})
-
     @property
     def software(self) -> dict[str, str]:
         """Version by name, of the newest row that tells."""
@@ -149,7 +144,7 @@ def load_device(results_dir: Path, slug: str) -> DeviceData:
         tuned=tuple(entry_row(entry) for entry in entries),
         suite=tuple(SuiteRow(record) for record in benched),
         models=model_rows(models),
-        largest=largest_rows(models),
+        largest=model_rows(models, largest=True),
         trials=trials,
         unreadable_lines=unreadable,
         replays=_replays(results_dir, slug),

@@ -29,16 +29,12 @@ from autotune.text import DEFAULT, TUNED, bytes_text, direction_name, geometric_
 from autotune.workload.kinds.radial_convolution import OPERATION as RADIAL_OPERATION
 
 
-def passes(rows: Iterable[SuiteRow]) -> list[str]:
-    """The passes that rows have, in their usual order."""
-    met = {row.which for row in rows}
-    return [name for name in PASSES if name in met] + sorted(met - set(PASSES))
-
-
-def groups(rows: Iterable[SuiteRow]) -> list[str]:
-    """The groups that rows have, in their usual order."""
-    met = dict.fromkeys(row.group for row in rows)
-    return [name for name in dict.fromkeys((*GROUPS, *met)) if name in met]
+def by(rows: Iterable[SuiteRow], key: str, usual: Iterable[str]) -> dict[str, list[SuiteRow]]:
+    """Rows by an attribute; its ``usual`` values come first, in their order."""
+    met: dict[str, list[SuiteRow]] = {}
+    for row in rows:
+        met.setdefault(getattr(row, key), []).append(row)
+    return {value: met[value] for value in dict.fromkeys((*usual, *sorted(met))) if value in met}
 
 
 # Every bench row against its fastest peer: the whole section.
@@ -52,7 +48,7 @@ class KernelsSection:
     benched: tuple[BenchedRow, ...]
     means: tuple[Means, ...]
     dots: Markup | None
-    absent: tuple[AbsentPeer, ...]
+    absent: list[tuple[str, str, int]]
     prices: tuple[tuple[SuiteRow, SuiteRow, float], ...]
 
     @property
@@ -72,7 +68,7 @@ class KernelsSection:
     def has(self, name: str) -> bool:
         """Whether any row has a value for a column that older files lack."""
         known = {
-            "registers": lambda row: row.has_registers,
+            "registers": lambda row: any("registers" in report for report in row.resources(TUNED).values()),
             "memory": lambda row: row.memory(TUNED) >= 0,
             "host": lambda row: TUNED in row.host_us,
             "error": lambda row: row.accuracy() is not None,
@@ -91,26 +87,18 @@ def kernels(rows: Sequence[SuiteRow], sources: Sources) -> KernelsSection:
     return KernelsSection(tuple(rows), tuple(benched), tuple(means(rows)), _dots(rows), _absent(rows), tuple(pairs))
 
 
-@dataclass(frozen=True)
-class AbsentPeer:
-    """A peer without a time, why, and in how many rows: ratios say nothing about it there."""
-
-    peer: str
-    reason: str
-    rows: int
-
-
-def _absent(rows: Sequence[SuiteRow]) -> tuple[AbsentPeer, ...]:
-    kinds: dict[tuple[str, bool], set[str]] = {}
+def _absent(rows: Sequence[SuiteRow]) -> list[tuple[str, str, int]]:
+    """(peer without a time, why, in how many rows): ratios say nothing about it there."""
+    kinds: dict[str, set[str]] = {}
     for row in rows:
-        kinds.setdefault((row.text("operation"), row.deterministic), set()).update(row.times)
+        kinds.setdefault(row.form, set()).update(row.times)
     cases = Counter(
         (name, _in_short(row.reason(name), name) if name in row.times else "not measured there")
         for row in rows
-        for name in kinds[row.text("operation"), row.deterministic] - {TUNED, DEFAULT}
+        for name in kinds[row.form] - {TUNED, DEFAULT}
         if math.isnan(row.times.get(name, math.nan))
     )
-    return tuple(AbsentPeer(name, reason, cases[name, reason]) for name, reason in sorted(cases))
+    return [(*case, cases[case]) for case in sorted(cases)]
 
 
 def _in_short(reason: str, name: str) -> str:
@@ -122,11 +110,9 @@ def _dots(rows: Sequence[SuiteRow]) -> Markup | None:
     """Each normal row as a dot, in lanes by group, then by pass, as in the table."""
     lanes: dict[str, list[float]] = {}
     normal = [row for row in rows if not row.deterministic and not math.isnan(row.ratio)]
-    for group in groups(normal):
-        inside = [row for row in normal if row.group == group]
-        for name in passes(inside):
-            lane = f"{direction_name(name)}, {GROUPS.get(group, group)}"
-            lanes[lane] = [row.ratio for row in inside if row.which == name]
+    for group, inside in by(normal, "group", GROUPS).items():
+        for which, chosen in by(inside, "which", PASSES).items():
+            lanes[f"{direction_name(which)}, {GROUPS.get(group, group)}"] = [row.ratio for row in chosen]
     return charts.ratio_dots(lanes, "suite-ratios") if lanes else None
 
 
@@ -150,10 +136,6 @@ class Means:
         return [value for row in self.rows if not math.isnan(value := getattr(row, name))]
 
     @property
-    def losses(self) -> int:
-        return sum(row.loses for row in self.rows)
-
-    @property
     def more_memory(self) -> int | None:
         """Rows that need more than the fastest peer; None if none tells."""
         held = [row for row in self.rows if not math.isnan(row.memory(TUNED) + row.memory(row.peer))]
@@ -163,14 +145,13 @@ class Means:
 def means(rows: Sequence[SuiteRow]) -> Iterator[Means]:
     """By kind and pass. Deterministic rows are a kind of their own."""
     price_of = {id(row): price for _, row, price in prices(rows)}
-    for group in groups(rows):
+    for group, of_group in by(rows, "group", GROUPS).items():
         for deterministic in (False, True):
             kind = group.capitalize() + (", deterministic" if deterministic else "")
-            inside = [row for row in rows if row.group == group and row.deterministic is deterministic]
-            for which in passes(inside):
-                chosen = tuple(row for row in inside if row.which == which)
+            inside = [row for row in of_group if row.deterministic is deterministic]
+            for which, chosen in by(inside, "which", PASSES).items():
                 price = geometric_mean(price_of[id(row)] for row in chosen if id(row) in price_of)
-                yield Means(kind, which, chosen, price)
+                yield Means(kind, which, tuple(chosen), price)
 
 
 # A bench row with what opens below it: all contenders, raw samples, schedules, their source and resources.
@@ -237,23 +218,17 @@ class BenchedRow:
 # Each kernel's traffic against what the device's memory gives.
 
 
-@dataclass(frozen=True)
-class RooflineSection:
-    """lines: (kind, rows, mean and highest share of the rate of a copy of as many bytes, mean share of the peers)."""
+def roofline(data: DeviceData) -> dict[str, Any] | None:
+    """None if no row has a time and its bytes.
 
-    figure: Markup
-    lines: tuple[tuple[str, int, float, float, float], ...]
-
-
-def roofline(data: DeviceData) -> RooflineSection | None:
-    """None if no row has a time and its bytes."""
+    lines: (kind, rows, mean and highest share of the rate of a copy of as many bytes, mean share of the peers).
+    """
     rows = [row for row in data.suite if not row.deterministic and row.bytes / row.time_us > 0]
     if not rows:
         return None
     points: dict[str, list[tuple[float, float]]] = {}
     lines = []
-    for group in groups(rows):
-        inside = [row for row in rows if row.group == group]
+    for group, inside in by(rows, "group", GROUPS).items():
         points[GROUPS.get(group, group)] = [(row.bytes, 1e6 * row.bytes / row.time_us) for row in inside]
         if known := [row for row in inside if row.least_us > 0]:
             shares = [row.least_us / row.time_us for row in known]
@@ -269,4 +244,4 @@ def roofline(data: DeviceData) -> RooflineSection | None:
         if row.copy_us > 0:
             rates.setdefault(row.bytes, []).append(1e6 * row.bytes / row.copy_us)
     copies = sorted((size, median(of_size)) for size, of_size in rates.items())
-    return RooflineSection(charts.roofline(points, copies, peak, told), tuple(lines))
+    return {"figure": charts.roofline(points, copies, peak, told), "lines": lines}

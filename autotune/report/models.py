@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import Any
 
 from autotune.bench.largest import atoms_of, largest_other, why_ended
 from autotune.report.charts import COLOURS
 from autotune.report.picker import Bar, Choice, Command, Picker
-from autotune.report.rows import ModelRow, compared_with, mapping, mean_ratio, number
+from autotune.report.rows import ModelRow, mapping, number
 from autotune.text import (
     CAPTURED,
     DEFAULT,
@@ -42,7 +41,7 @@ def model_picker(rows: Sequence[ModelRow]) -> Picker:
 
 def first_model_row(rows: Sequence[ModelRow]) -> int:
     """The place of the row to show first: energies and forces in float32, with all bars, nearest to the mean."""
-    mean = mean_ratio(rows)
+    mean = geometric_mean(row.ratio for row in rows)
 
     def rank(row: ModelRow) -> tuple[Any, ...]:
         untimed = sum(math.isnan(row.time_us(name)) for name in (TUNED, row.best_other, STOCK, DEFAULT))
@@ -78,12 +77,12 @@ def _bar(row: ModelRow, name: str, role: str) -> Bar:
 
 def _facts(row: ModelRow) -> list[str]:
     facts = [f"{count(row.atoms)} atoms, {count(row.edges)} edges"]
-    if row.per_atom_us(TUNED) > 0:
-        facts.append(f"{significant(row.per_atom_us(TUNED))}\N{NO-BREAK SPACE}µs an atom")
+    if row.figure(TUNED, "us_per_atom") > 0:
+        facts.append(f"{significant(row.figure(TUNED, 'us_per_atom'))}\N{NO-BREAK SPACE}µs an atom")
     if row.nanoseconds_a_day(TUNED) > 0:
         facts.append(f"{significant(row.nanoseconds_a_day(TUNED))} ns a day with steps of 1 fs")
     if row.device_us(TUNED) > 0:
-        launches = f" in {count(row.launches(TUNED))} launches" if row.launches(TUNED) > 0 else ""
+        launches = f" in {count(row.figure(TUNED, 'launches'))} launches" if row.figure(TUNED, "launches") > 0 else ""
         facts.append(f"the device works {time_text(row.device_us(TUNED))} of it{launches}")
     if row.fastest and row.time_us(CAPTURED) > 0:
         over = floored_ratio(row.time_us(row.fastest) / row.time_us(CAPTURED))
@@ -109,11 +108,12 @@ def models_sentence(rows: Sequence[ModelRow], device: str) -> str:
     judged = [row for row in rows if not math.isnan(row.ratio)]
     if not judged:
         return f"No model has been timed with Equitune and without it on this {device} yet."
-    mean, least = floored_ratio(mean_ratio(judged)), floored_ratio(min(row.ratio for row in judged))
+    mean, least = (floored_ratio(of(row.ratio for row in judged)) for of in (geometric_mean, min))
     memory = geometric_mean(row.memory_ratio for row in judged)
     held = "" if math.isnan(memory) else f", with {ratio_text(memory)} the memory"
+    others = "the fastest other path" if any(row.best_other for row in judged) else "stock"
     untuned = "" if any(row.tuned for row in judged) else " Nothing was tuned on it."
-    return f"On this {device}, Equitune runs {_many(judged)} {mean} as fast as {compared_with(judged)} on the mean, least {least}{held}.{untuned}"  # noqa: E501
+    return f"On this {device}, Equitune runs {_many(judged)} {mean} as fast as {others} on the mean, least {least}{held}.{untuned}"  # noqa: E501
 
 
 def joint_sentence(rows: Sequence[ModelRow]) -> str:
@@ -132,68 +132,21 @@ def _many(rows: Sequence[ModelRow]) -> str:
     return f"{cases} model{'s' if cases > 1 else ''}" if one_structure else f"{cases} models × structures"
 
 
-# Every row, with all its paths, errors and versions below it.
-
-
-@dataclass(frozen=True)
-class ModelsSection:
-    """others, captured, joint: whether any row has such a path, and so the table a column for it."""
-
-    rows: tuple[ModelRow, ...]
-    compared_with: str
-    others: bool
-    captured: bool
-    joint: bool
-
-
-def models(rows: Sequence[ModelRow]) -> ModelsSection | None:
-    """None without rows."""
-    if not rows:
-        return None
-    return ModelsSection(
-        rows=tuple(rows),
-        compared_with=compared_with(rows),
-        others=any(row.best_other for row in rows),
-        captured=any(row.time_us(CAPTURED) > 0 for row in rows),
-        joint=any(JOINT in row.contenders for row in rows),
-    )
-
-
 # The largest diamond crystal that each way to run a model has room for.
 
 
-@dataclass(frozen=True)
-class Crystal:
-    """One path of a model."""
+def largest(rows: Sequence[ModelRow]) -> list[dict[str, Any]]:
+    """A line for each path of each row, in the order of the rows, the path with the most atoms first.
 
-    row: ModelRow
-    path: str
-
-    @property
-    def cell(self) -> dict[str, Any]:
-        return self.row.contenders[self.path]
-
-    @property
-    def atoms(self) -> int:
-        """0 if none fitted."""
-        return atoms_of(self.cell)
-
-    @property
-    def over_other(self) -> float:
-        """Over the most atoms of a path without Equitune; NaN if none fitted."""
-        return self.atoms / (largest_other(self.row.contenders) or math.nan)
-
-    def largest(self, key: str) -> float:
-        """A figure of the largest crystal."""
-        return number(mapping(self.cell.get("largest")).get(key))
-
-    @property
-    def ended(self) -> str:
-        return why_ended(self.cell)
-
-
-def largest(rows: Sequence[ModelRow]) -> list[Crystal]:
-    """By row, the path with the most atoms first."""
-    crystals = [Crystal(row, path) for row in rows for path in sorted(row.contenders)]
-    order = {id(row): index for index, row in enumerate(rows)}
-    return sorted(crystals, key=lambda crystal: (order[id(crystal.row)], -crystal.atoms))
+    over_other: its atoms over the most of a path without Equitune. edges, peak_mib, wall_ms: of its largest crystal.
+    """
+    lines = []
+    for row in rows:
+        atoms = {path: atoms_of(cell) for path, cell in row.contenders.items()}
+        other = largest_other(row.contenders) or math.nan
+        for path in sorted(atoms, key=lambda path: (-atoms[path], path)):
+            cell = row.contenders[path]
+            line = {"row": row, "path": path, "atoms": atoms[path], "over_other": atoms[path] / other}
+            figures = {key: number(mapping(cell.get("largest")).get(key)) for key in ("edges", "peak_mib", "wall_ms")}
+            lines.append(line | figures | {"ended": why_ended(cell)})
+    return lines

@@ -4,16 +4,15 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Callable, Collection, Hashable, Iterable, Iterator, Sequence
-from dataclasses import dataclass
-from typing import Any, NamedTuple, TypeVar
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
+from typing import Any, NamedTuple
 
 from autotune.report import kernels, models, tuning
 from autotune.report.charts import COLOURS
 from autotune.report.devices import PASSES, DeviceData, DeviceRows
 from autotune.report.picker import Bar, Choice, Command, Picker
 from autotune.report.render import Page, Section, render
-from autotune.report.rows import ModelRow, SuiteRow, mapping, rows_text
+from autotune.report.rows import SuiteRow, mapping, met, rows_text
 from autotune.report.sources import write_sources
 from autotune.text import (
     DEFAULT,
@@ -26,30 +25,27 @@ from autotune.text import (
     error_text,
     floored_ratio,
     geometric_mean,
-    kind_text,
     ratio_text,
     time_text,
 )
 from autotune.workload.config import load_all, load_graphs
 
 
-@dataclass(frozen=True)
-class FirstScreen:
-    """The sentence and the picker, of models if a record of them exists, else of kernels."""
+def first_screen(data: DeviceData) -> dict[str, Any]:
+    """The sentence and the picker, of models if a record of them exists, else of kernels.
 
-    sentence: str
-    picker: Picker | None
-    joint: str = ""
-    random: bool = False
-
-
-def first_screen(data: DeviceData) -> FirstScreen:
+    joint: of models that run by Equitune and cuEquivariance together. random: whether any has random weights.
+    """
     device = str(data.device["name"])
     if not data.models:
-        return FirstScreen(kernels_sentence(kernel_rows(data), device), kernel_picker(data))
-    random = any(row.random for row in data.models)
-    sentence = models.models_sentence(data.models, device)
-    return FirstScreen(sentence, models.model_picker(data.models), models.joint_sentence(data.models), random)
+        sentence, picker = kernels_sentence(kernel_rows(data), device), kernel_picker(data)
+        return {"sentence": sentence, "picker": picker, "joint": "", "random": False}
+    return {
+        "sentence": models.models_sentence(data.models, device),
+        "picker": models.model_picker(data.models),
+        "joint": models.joint_sentence(data.models),
+        "random": any(row.random for row in data.models),
+    }
 
 
 # Rows of kernels to pick from, and the sentence about all of them.
@@ -104,9 +100,7 @@ def first_kernel_row(rows: Sequence[SuiteRow]) -> int:
 
 
 def _form(row: SuiteRow) -> str:
-    operation = row.text("operation") or "conv"
-    kind = kind_text(None if operation == "conv" else operation, row.deterministic)
-    return ", ".join(filter(None, (kind or "convolution", row.text("dtype"), row.text("layout"))))
+    return ", ".join(filter(None, (row.form or "convolution", row.text("dtype"), row.text("layout"))))
 
 
 def _kernel_choice(row: SuiteRow, backend: str, known: Shipped) -> Choice:
@@ -204,95 +198,57 @@ def config_lines(row: SuiteRow) -> list[str]:
 
 # The devices of a results folder: a line per device, then what several of them measured.
 
-Row = TypeVar("Row", SuiteRow, ModelRow)
 
+def devices(every: Sequence[DeviceRows], here: str) -> dict[str, Sequence] | None:
+    """None unless several devices have rows. ``here``: the slug of the page's device, which comes first.
 
-@dataclass(frozen=True)
-class SharedLine:
-    """What several devices measured; rows: one per device, in their order, or None. keys: what it is."""
-
-    keys: tuple[str, ...]
-    rows: tuple[Any, ...]
-
-
-@dataclass(frozen=True)
-class DevicesSection:
-    devices: tuple[DeviceRows, ...]
-    models: tuple[SharedLine, ...]
-    kernels: tuple[SharedLine, ...]
-
-
-def devices(every: Sequence[DeviceRows], here: str) -> DevicesSection | None:
-    """None unless several devices have rows. ``here``: the slug of the page's device, which comes first."""
+    models, kernels: what several of them measured, (what it is, a row per device in their order or None).
+    """
     if len(every) < 2:
         return None
     ordered = sorted(every, key=lambda rows: (rows.slug != here, rows.slug))
-    return DevicesSection(tuple(ordered), tuple(_shared_models(ordered)), tuple(_shared_kernels(ordered)))
-
-
-def _shared_kernels(every: Sequence[DeviceRows]) -> list[SharedLine]:
-    """Kernels that several devices measured: of each device the row of its largest graph."""
-
-    def key(row: SuiteRow) -> tuple[str, ...]:
-        kind = kind_text(row.text("operation"), row.deterministic)
-        return (row.text("label"), kind, row.text("dtype"), row.which, row.text("problem"))
-
-    timed = ([row for row in rows.suite if row.time_us / row.edges > 0] for rows in every)
-    lines = _shared([_largest(rows, key, lambda row: row.edges) for rows in timed])
+    of_models = _shared(
+        ordered,
+        rows_of=lambda rows: [row for row in rows.models if row.time_us(TUNED) > 0 and row.atoms > 0],
+        key=lambda row: tuple(row.text(name) for name in ("model", "structure", "pass", "dtype")),
+        size=lambda row: row.atoms,
+    )
+    # Kernels that several devices measured on graphs of other sizes.
+    of_kernels = _shared(
+        ordered,
+        rows_of=lambda rows: [row for row in rows.suite if row.time_us / row.edges > 0],
+        key=lambda row: (
+            row.text("label"),
+            row.form,
+            row.text("dtype"),
+            row.which,
+            row.text("problem"),
+        ),
+        size=lambda row: row.edges,
+    )
     order = {which: index for index, which in enumerate(PASSES)}
-    return sorted(lines, key=lambda line: (*line.keys[:3], order.get(line.keys[3], 99)))
+    by_pass = sorted(of_kernels, key=lambda line: (*line[0][:3], order.get(line[0][3], 99)))
+    return {"devices": ordered, "models": sorted(of_models, key=lambda line: line[0]), "kernels": by_pass}
 
 
-def _shared_models(every: Sequence[DeviceRows]) -> list[SharedLine]:
-    """Models that several devices measured on the same structure."""
-
-    def key(row: ModelRow) -> tuple[str, ...]:
-        return tuple(row.text(name) for name in ("model", "structure", "pass", "dtype"))
-
-    timed = ([row for row in rows.models if row.time_us(TUNED) > 0] for rows in every)
-    return sorted(_shared([_largest(rows, key, lambda row: row.atoms) for rows in timed]), key=lambda line: line.keys)
-
-
-def _largest(rows: Iterable[Row], key: Callable[[Row], Hashable], size: Callable[[Row], float]) -> dict[Any, Row]:
-    """By key, the row of the largest size."""
-    largest: dict[Any, Row] = {}
-    for row in rows:
-        before = largest.get(key(row))
-        if size(row) > 0 and (before is None or size(row) > size(before)):
-            largest[key(row)] = row
-    return largest
-
-
-def _shared(by_device: Sequence[dict[Any, Any]]) -> list[SharedLine]:
-    """Of the keys that at least two devices have."""
-    every = dict.fromkeys(key for rows in by_device for key in rows)
-    lines = [SharedLine(key, tuple(rows.get(key) for rows in by_device)) for key in every]
-    return [line for line in lines if sum(row is not None for row in line.rows) > 1]
+def _shared(
+    every: Sequence[DeviceRows], rows_of: Callable, key: Callable[[Any], tuple[str, ...]], size: Callable[[Any], float]
+) -> Iterator[tuple[tuple[str, ...], tuple]]:
+    """What at least two devices measured, a line a key: of each device the row of the largest size."""
+    by_device = [{key(row): row for row in sorted(reversed(rows_of(rows)), key=size)} for rows in every]
+    for shared in dict.fromkeys(key for rows in by_device for key in rows):
+        rows = tuple(rows.get(shared) for rows in by_device)
+        if sum(row is not None for row in rows) > 1:
+            yield shared, rows
 
 
 # Where the numbers come from.
 
 
-@dataclass(frozen=True)
-class ProblemLine:
-    """What a label means; paths: -1 if the key does not say it, which is then the first input alone."""
-
-    label: str
-    irreps: tuple[str, ...]
-    paths: int
-    weights: str
-
-
-@dataclass(frozen=True)
-class Provenance:
-    device: tuple[tuple[str, str], ...]
-    software: tuple[tuple[str, str], ...]
-    problems: tuple[ProblemLine, ...]
-
-
-def provenance(data: DeviceData) -> Provenance:
-    versions = [("generator", ", ".join(data.met("generator")) or MISSING), *sorted(data.software.items())]
-    return Provenance(tuple(_device_facts(data)), tuple(versions), tuple(_problems(data)))
+def provenance(data: DeviceData) -> dict[str, Any]:
+    """Names and values of the device and the software; what the labels of problems mean."""
+    versions = [("generator", ", ".join(met(data.rows, "generator")) or MISSING), *sorted(data.software.items())]
+    return {"device": list(_device_facts(data)), "software": versions, "problems": list(_problems(data))}
 
 
 def _device_facts(data: DeviceData) -> Iterable[tuple[str, str]]:
@@ -305,16 +261,14 @@ def _device_facts(data: DeviceData) -> Iterable[tuple[str, str]]:
         yield "copy bandwidth", f"{low}/s" if low == high else f"{low}/s to {high}/s"
 
 
-def _problems(data: DeviceData) -> Iterable[ProblemLine]:
+def _problems(data: DeviceData) -> Iterator[tuple[str, tuple[str, ...], int, str]]:
+    """(label, irreps, paths, weights); paths: -1 if the key does not say it, which is then the first input alone."""
     for label, key in dict.fromkeys((row.text("label"), row.text("problem")) for row in data.rows):
         parts = key.split("|")
-        if not label or not key:
-            continue
-        if len(parts) == 8:
-            paths = len([path for path in parts[4].split(",") if path])
-            yield ProblemLine(label, tuple(parts[1:4]), paths, parts[5])
-        else:
-            yield ProblemLine(label, (key, "", ""), -1, "")
+        if label and len(parts) == 8:
+            yield label, tuple(parts[1:4]), len([path for path in parts[4].split(",") if path]), parts[5]
+        elif label and key:
+            yield label, (key, "", ""), -1, ""
 
 
 # All of it.
@@ -327,7 +281,7 @@ def build_page(data: DeviceData, others: Sequence[DeviceRows] = ()) -> Page:
     """
     sources = write_sources(_schedules(data), data.device)
     shown = {
-        "models": models.models(data.models),
+        "models": data.models,
         "largest": models.largest(data.largest),
         "roofline": kernels.roofline(data),
         "devices": devices(others, data.slug),
@@ -337,7 +291,7 @@ def build_page(data: DeviceData, others: Sequence[DeviceRows] = ()) -> Page:
         data.slug,
         sources.texts,
         data=data,
-        dates=sorted({date[:10] for date in data.met("date")}),
+        dates=sorted({date[:10] for date in met(data.rows, "date")}),
         screen=first_screen(data),
         sections=[section for section in _sections(data, others) if shown.get(section.anchor, True)],
         picked=kernel_picker(data) if data.models else None,  # else it is the first screen

@@ -17,29 +17,10 @@ from typing import Any, NamedTuple
 import jinja2
 from markupsafe import Markup, escape
 
+from autotune import text
 from autotune.bench.contenders import shares_text
 from autotune.report.devices import PANELS
-from autotune.report.rows import MIN_TRIALS, rows_text, value_text
-from autotune.text import (
-    CAPTURED,
-    DEFAULT,
-    JOINT,
-    MISSING,
-    STOCK,
-    TUNED,
-    binary_text,
-    bytes_text,
-    contender_name,
-    count,
-    direction_name,
-    error_text,
-    floored_ratio,
-    geometric_mean,
-    ratio_text,
-    significant,
-    time_text,
-    without_time,
-)
+from autotune.report.rows import MIN_TRIALS, knob_names, rows_text, value_text
 
 
 class Section(NamedTuple):
@@ -104,35 +85,30 @@ def environment() -> jinja2.Environment:
         undefined=jinja2.StrictUndefined,
     )
     made.filters |= {
-        "binary": binary_text,
-        "bytes": bytes_text,
-        "contender": contender_name,
-        "direction": direction_name,
-        "error": error_text,
-        "floored": floored_ratio,
-        "grouped": count,
-        "mean": geometric_mean,
-        "path": lambda name: {TUNED: "Equitune", STOCK: "stock"}.get(name, contender_name(name)),
-        "percent": lambda share: MISSING if math.isnan(share) else f"{share:.0%}",
-        "ratio": ratio_text,
+        "binary": text.binary_text,
+        "bytes": text.bytes_text,
+        "contender": text.contender_name,
+        "direction": text.direction_name,
+        "error": text.error_text,
+        "floored": text.floored_ratio,
+        "grouped": text.count,
+        "knob_names": knob_names,
+        "mean": text.geometric_mean,
+        "path": lambda name: {text.TUNED: "Equitune", text.STOCK: "stock"}.get(name, text.contender_name(name)),
+        "percent": lambda share: text.MISSING if math.isnan(share) else f"{share:.0%}",
+        "ratio": text.ratio_text,
         "shares": shares_text,
-        "significant": significant,
-        "time": time_text,
+        "significant": text.significant,
+        "time": text.time_text,
         "value": value_text,
-        "without_time": without_time,
+        "without_time": text.without_time,
         # A name in snake case may break after each underscore.
         "breaks": lambda name: Markup(str(escape(name)).replace("_", "_<wbr>")),
     }
     made.tests["nan"] = lambda value: value != value
-    made.globals |= {
-        "infinity": math.inf,
-        "MISSING": MISSING,
-        "TUNED": TUNED,
-        "DEFAULT": DEFAULT,
-        "STOCK": STOCK,
-        "JOINT": JOINT,
-    }
-    made.globals |= {"CAPTURED": CAPTURED, "PANELS": PANELS, "MIN_TRIALS": MIN_TRIALS, "rows_text": rows_text}
+    names = ("MISSING", "TUNED", "DEFAULT", "STOCK", "JOINT", "CAPTURED")
+    made.globals |= {name: getattr(text, name) for name in names} | {"infinity": math.inf}
+    made.globals |= {"PANELS": PANELS, "MIN_TRIALS": MIN_TRIALS, "rows_text": rows_text}
     made.globals["asset"] = lambda name: Markup(loader.get_source(made, name)[0])
     return made
 
@@ -140,5 +116,5 @@ def environment() -> jinja2.Environment:
 def render(template: str, name: str, sources: Mapping[str, str], **shown: Any) -> Page:
     """shown: what the template names."""
     details = Details()
-    text = environment().get_template(template).render(name=name, fold=details.fold, keep=details.keep, **shown)
-    return Page(name, text, details.parts, sources)
+    html = environment().get_template(template).render(name=name, fold=details.fold, keep=details.keep, **shown)
+    return Page(name, html, details.parts, sources)

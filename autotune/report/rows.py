@@ -24,9 +24,8 @@ from autotune.text import (
     STOCK,
     TUNED,
     direction_name,
-    error_text,
-    geometric_mean,
     is_ours,
+    kind_text,
     significant,
     time_text,
 )
@@ -101,10 +100,6 @@ class SuiteRow:
         return number(mapping(self.record.get("graph")).get("edges"))
 
     @property
-    def nodes(self) -> float:
-        return number(mapping(self.record.get("graph")).get("nodes"))
-
-    @property
     def deterministic(self) -> bool:
         return self.record.get("deterministic") is True
 
@@ -114,9 +109,14 @@ class SuiteRow:
         return kernel_kind(operation) if operation in OPERATIONS else KINDS[0]
 
     @property
+    def form(self) -> str:
+        """How it differs from a normal convolution: plain, deterministic, both or nothing."""
+        return kind_text(self.text("operation"), self.deterministic)
+
+    @property
     def size(self) -> str:
         """What its graph has, such as ``460,710 edges, 5,184 nodes``; empty if unknown."""
-        return self.kind.size_text(self.edges, self.nodes)
+        return self.kind.size_text(self.edges, number(mapping(self.record.get("graph")).get("nodes")))
 
     @property
     def group(self) -> str:
@@ -131,15 +131,14 @@ class SuiteRow:
     @cached_property
     def times(self) -> dict[str, float]:
         """Contender -> median; NaN if it failed."""
-        return {name: positive(mapping(timing).get("time_us")) for name, timing in self._timings.items()}
+        return {name: positive(self._timing(name).get("time_us")) for name in mapping(self.record.get("times"))}
 
-    @property
-    def _timings(self) -> dict[str, Any]:
-        return mapping(self.record.get("times"))
+    def _timing(self, contender: str) -> dict[str, Any]:
+        return mapping(mapping(self.record.get("times")).get(contender))
 
     def reason(self, contender: str) -> str:
         """Why a contender has no time."""
-        return str(mapping(self._timings.get(contender)).get("error") or "no time was recorded")
+        return str(self._timing(contender).get("error") or "no time was recorded")
 
     @property
     def time_us(self) -> float:
@@ -230,10 +229,6 @@ class SuiteRow:
         return self.floor_us if math.isnan(self.copy_us) else self.copy_us
 
     @property
-    def has_registers(self) -> bool:
-        return any("registers" in report for report in self.resources(TUNED).values())
-
-    @property
     def fastest_host(self) -> str | None:
         """The peer whose call costs the host least."""
         peers = [name for name in self.host_us if name not in (TUNED, DEFAULT)]
@@ -260,11 +255,11 @@ class SuiteRow:
 
     def samples(self, contender: str) -> list[float]:
         """Raw samples in measured order, in microseconds, without invalid values."""
-        return sample_times(mapping(self._timings.get(contender)).get("samples_us"))
+        return sample_times(self._timing(contender).get("samples_us"))
 
     def quartiles_us(self, contender: str) -> tuple[float, float]:
-        timing = mapping(self._timings.get(contender))
-        return number(timing.get("q1_us")), number(timing.get("q3_us"))
+        q1, q3 = (number(self._timing(contender).get(key)) for key in ("q1_us", "q3_us"))
+        return q1, q3
 
     def interval(self, contender: str) -> str:
         """Of the ratio to the tuned time, for default and fastest peer; paired by rounds, as sampled in turn."""
@@ -292,6 +287,11 @@ class SuiteRow:
             for error, where in _leaf(leaf)
         ]
         return max(errors, key=lambda a: math.inf if math.isnan(a.error) else a.error, default=None)
+
+
+def met(rows: Iterable[SuiteRow], key: str) -> list[str]:
+    """All values of a field of rows, such as the generator, in order."""
+    return sorted({row.text(key) for row in rows} - {""})
 
 
 def entry_row(entry: dict[str, Any]) -> SuiteRow:
@@ -440,34 +440,29 @@ class ModelRow:
 
         return {name: cells[name] for name in sorted(cells, key=rank)}
 
+    def figure(self, contender: str | None, key: str) -> float:
+        """A stored figure of a contender in the unit that ``key`` names; NaN without it."""
+        return positive(self.contenders.get(contender or "", {}).get(key))
+
+    def parts(self, contender: str, key: str) -> dict[str, float]:
+        """Sizes by part, without empty ones, in the unit that ``key`` names.
+
+        device_parts_ms: kernels by what they are for. held_parts_mib: what a forward pass keeps for its gradients.
+        parts_ms: of a simulation's step.
+        """
+        sizes = mapping(self.contenders.get(contender, {}).get(key))
+        return {str(part): number(size) for part, size in sizes.items() if number(size) > 0}
+
     def time_us(self, contender: str | None) -> float:
         """Wall time of one pass; NaN without a figure."""
-        return 1e3 * self._figure(contender, "wall_ms")
+        return 1e3 * self.figure(contender, "wall_ms")
 
     def device_us(self, contender: str | None) -> float:
-        return 1e3 * self._figure(contender, "device_ms")
+        return 1e3 * self.figure(contender, "device_ms")
 
     def memory(self, contender: str | None) -> float:
         """Peak memory in bytes."""
-        return MIB * self._figure(contender, "peak_mib")
-
-    def per_atom_us(self, contender: str | None) -> float:
-        return self._figure(contender, "us_per_atom")
-
-    def launches(self, contender: str | None) -> float:
-        return self._figure(contender, "launches")
-
-    def device_parts(self, contender: str | None) -> dict[str, float]:
-        """Milliseconds of kernels by what they are for, largest first."""
-        return self._parts(contender, "device_parts_ms")
-
-    def held_parts(self, contender: str | None) -> dict[str, float]:
-        """Mebibytes that a forward pass keeps for its gradients, by part of the model, largest first."""
-        return self._parts(contender, "held_parts_mib")
-
-    def step_parts(self, contender: str | None) -> dict[str, float]:
-        """Milliseconds of a simulation's step: neighbors, model, rest."""
-        return self._parts(contender, "parts_ms")
+        return MIB * self.figure(contender, "peak_mib")
 
     def nanoseconds_a_day(self, contender: str | None) -> float:
         """Simulated time in a day of wall time, by steps of a simulation; NaN for other passes."""
@@ -476,16 +471,6 @@ class ModelRow:
         from autotune.bench.dynamics import nanoseconds_a_day  # ase comes with it
 
         return nanoseconds_a_day(self.time_us(contender) / 1e3)
-
-    def _parts(self, contender: str | None, key: str) -> dict[str, float]:
-        sizes = mapping(self.contenders.get(contender or "", {}).get(key))
-        return {str(part): number(size) for part, size in sizes.items() if number(size) > 0}
-
-    def first_call_s(self, contender: str | None) -> float:
-        return self._figure(contender, "first_call_s")
-
-    def _figure(self, contender: str | None, key: str) -> float:
-        return positive(self.contenders.get(contender or "", {}).get(key))
 
     def reason(self, contender: str) -> str:
         """Why a contender has no time."""
@@ -496,12 +481,9 @@ class ModelRow:
         errors = mapping(self.contenders.get(contender, {}).get("errors"))
         return {str(name): number(error) for name, error in errors.items()}
 
-    def errors_text(self, contender: str) -> str:
-        return ", ".join(f"{name} {error_text(value)}" for name, value in self.errors(contender).items())
-
     def step_text(self, contender: str) -> str:
         """Nanoseconds a day, and the parts of a step."""
-        parts = ", ".join(f"{name} {time_text(1e3 * part)}" for name, part in self.step_parts(contender).items())
+        parts = ", ".join(f"{name} {time_text(1e3 * part)}" for name, part in self.parts(contender, "parts_ms").items())
         day = self.nanoseconds_a_day(contender)
         return "" if math.isnan(day) else f"{significant(day)} ns a day{parts and f': {parts}'}"
 
@@ -511,11 +493,6 @@ class ModelRow:
         return self.text("pass") == "md_step"
 
     @property
-    def holds(self) -> bool:
-        """Whether any path tells what it keeps for gradients."""
-        return any(self.held_parts(name) for name in self.contenders)
-
-    @property
     def software(self) -> list[tuple[str, str]]:
         versions = mapping(self.record.get("software"))
         return sorted((str(name), str(version)) for name, version in versions.items())
@@ -523,16 +500,16 @@ class ModelRow:
     @property
     def best_other(self) -> str | None:
         """The fastest of the others' paths, stock not among them."""
-        return self._fastest(name for name in self.contenders if name != STOCK)
+        return min((name for name in self._others if name != STOCK), key=self.time_us, default=None)
 
     @property
     def fastest(self) -> str | None:
         """The fastest of all without Equitune."""
-        return self._fastest(self.contenders)
+        return min(self._others, key=self.time_us, default=None)
 
-    def _fastest(self, names: Iterable[str]) -> str | None:
-        timed = [name for name in names if not is_ours(name) and self.time_us(name) > 0]
-        return min(timed, key=self.time_us, default=None)
+    @property
+    def _others(self) -> list[str]:
+        return [name for name in self.contenders if not is_ours(name) and self.time_us(name) > 0]
 
     def over(self, contender: str | None) -> float:
         """How many times as fast as ``contender`` Equitune is."""
@@ -549,31 +526,10 @@ class ModelRow:
         return self.memory(TUNED) / self.memory(self.fastest)
 
 
-def model_rows(record: dict[str, Any]) -> tuple[ModelRow, ...]:
-    """The rows of a record in the order in which pages show them, without those of the largest crystals."""
-    return _ordered(row for row in _records(record) if not is_largest(row))
-
-
-def largest_rows(record: dict[str, Any]) -> tuple[ModelRow, ...]:
-    """Those of the largest crystals, which have no times to compare."""
-    return _ordered(row for row in _records(record) if is_largest(row))
-
-
-def _records(record: dict[str, Any]) -> Iterable[dict[str, Any]]:
-    return (row for row in record.get("rows") or () if isinstance(row, dict))
-
-
-def _ordered(rows: Iterable[dict[str, Any]]) -> tuple[ModelRow, ...]:
+def model_rows(record: dict[str, Any], largest: bool = False) -> tuple[ModelRow, ...]:
+    """The rows of a record in the order in which pages show them. largest: instead those of the largest crystals."""
+    rows = (row for row in record.get("rows") or () if isinstance(row, dict) and is_largest(row) is largest)
     return tuple(sorted(map(ModelRow, rows), key=lambda row: row.order))
-
-
-def compared_with(rows: Iterable[ModelRow]) -> str:
-    """What the speed-up of rows is over: stock, where nothing else ran."""
-    return "the fastest other path" if any(row.best_other for row in rows) else "stock"
-
-
-def mean_ratio(rows: Iterable[ModelRow]) -> float:
-    return geometric_mean(row.ratio for row in rows)
 
 
 # Which knobs mattered in a study: Optuna's importances, recomputed from the trial records.

@@ -7,18 +7,9 @@ import math
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from autotune import text
 from autotune.report.devices import DeviceData, device_slugs, load_device
 from autotune.report.rows import SuiteRow, contenders
-from autotune.text import (
-    MISSING,
-    TUNED,
-    contender_name,
-    direction_name,
-    error_text,
-    ratio_text,
-    time_text,
-    without_time,
-)
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -49,19 +40,19 @@ def _print(console: Console, data: DeviceData) -> None:
     table = Table(title=str(data.device["name"]), box=box.SIMPLE_HEAD, title_justify="left")
     for name in ("problem", "direction", "dtype, layout"):
         table.add_column(name, no_wrap=True)
-    peers = [name for name in contenders(data.tuned) if name != TUNED]
+    peers = [name for name in contenders(data.tuned) if name != text.TUNED]
     for name in ("tuned", *(f"vs {_short(name)}" for name in peers), "floor", "error"):
         table.add_column(name, justify="right")
     for row in data.tuned:
         share, worst = 1 / row.over_floor, row.accuracy()
         table.add_row(
             f"{row.text('label')} on {row.graph}",
-            direction_name(row.which) + (" deterministic" if row.deterministic else ""),
+            text.direction_name(row.which) + (" deterministic" if row.deterministic else ""),
             f"{row.text('dtype')} {row.text('layout')}",
-            time_text(row.time_us),
+            text.time_text(row.time_us),
             *(_ratio(row, name) for name in peers),
-            MISSING if math.isnan(share) else f"{share:.0%}",
-            MISSING if worst is None else error_text(worst.error),
+            text.MISSING if math.isnan(share) else f"{share:.0%}",
+            text.MISSING if worst is None else text.error_text(worst.error),
         )
     console.print(table)
     console.print("vs: speed-up over it; floor: traffic floor / tuned time; error: largest relative error", style="dim")
@@ -69,11 +60,11 @@ def _print(console: Console, data: DeviceData) -> None:
 
 def _short(name: str) -> str:
     """A column heading in two lines at most."""
-    return contender_name(name).removeprefix("untuned ").replace(" ", "\n", 1)
+    return text.contender_name(name).removeprefix("untuned ").replace(" ", "\n", 1)
 
 
 def _ratio(row: SuiteRow, name: str) -> str:
     if name not in row.times:
-        return MISSING
+        return text.MISSING
     time_us = row.times[name]
-    return without_time(row.reason(name)) if math.isnan(time_us) else ratio_text(time_us / row.time_us)
+    return text.without_time(row.reason(name)) if math.isnan(time_us) else text.ratio_text(time_us / row.time_us)

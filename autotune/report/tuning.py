@@ -7,8 +7,8 @@ import re
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from functools import cached_property
 from pathlib import Path
+from statistics import median
 from typing import Any
 
 import pandas as pd
@@ -34,12 +34,10 @@ from autotune.report.sources import SourceLine, Sources
 from autotune.text import (
     MISSING,
     TUNED,
-    TimeUnit,
     contender_name,
     count,
     direction_name,
     entry_note,
-    kind_text,
     unit_for,
 )
 
@@ -48,82 +46,44 @@ REASONS = 4
 REASON_CHARS = 220
 
 
-@dataclass(frozen=True)
-class SearchSection:
-    """ranked: the studies that tell which knobs mattered. drawn, ranked_drawn: those of each kind that have figures.
+def search(data: DeviceData, sources: Sources) -> dict[str, Any]:
+    """What the section shows.
 
-    unreadable: lines of the trial files that were skipped.
+    drawn, ranked_drawn: studies with figures. ranked: those that tell which knobs mattered; ranked_names: every knob,
+    the one first that matters most over all studies. notes: why contenders have no time, each reason once. unreadable:
+    lines of the trial files that were skipped.
     """
-
-    tuned: tuple[TunedRow, ...]
-    studies: tuple[Study, ...]
-    drawn: tuple[tuple[Study, Markup], ...]
-    ranked_drawn: tuple[StudyFigures, ...]
-    unreadable: int
-    outcomes: tuple[Outcome, ...]
-    replays: tuple[Replay, ...]
-
-    @cached_property
-    def contenders(self) -> list[str]:
-        return contenders(tuned.row for tuned in self.tuned)
-
-    @cached_property
-    def unit(self) -> TimeUnit:
-        return unit_for(time_us for tuned in self.tuned for time_us in tuned.row.times.values())
-
-    @cached_property
-    def notes(self) -> list[str]:
-        """Why contenders have no time, each reason once."""
-        failed = (
-            f"{contender_name(name)}: {tuned.row.reason(name)}"
-            for tuned in self.tuned
-            for name in self.contenders
-            if math.isnan(tuned.row.times.get(name, 0.0))
-        )
-        return list(dict.fromkeys(failed))
-
-    @cached_property
-    def knob_names(self) -> list[str]:
-        return knob_names(tuned.schedule for tuned in self.tuned)
-
-    @cached_property
-    def resource_names(self) -> list[str]:
-        return plain_names(tuned.resources for tuned in self.tuned)
-
-    @cached_property
-    def ranked(self) -> list[Study]:
-        return [study for study in self.studies if not study.importances.empty]
-
-    @cached_property
-    def unranked(self) -> list[Study]:
-        return [study for study in self.studies if study.importances.empty]
-
-    @cached_property
-    def ranked_names(self) -> list[str]:
-        """Every knob, the one first that matters most over all studies."""
-        shares = pd.concat([study.importances["importance"] for study in self.ranked])
-        return list(shares.groupby(level=0).sum().sort_values().index[::-1])
-
-    @cached_property
-    def replayed_samplers(self) -> list[str]:
-        return list(dict.fromkeys(name for replay in self.replays for name in replay.samplers))
-
-
-def search(data: DeviceData, sources: Sources) -> SearchSection:
+    tuned = [_tuned_row(data, row, sources) for row in data.tuned]
+    names = contenders(data.tuned)
+    failed = (
+        f"{contender_name(name)}: {row.reason(name)}"
+        for row in data.tuned
+        for name in names
+        if math.isnan(row.times.get(name, 0.0))
+    )
     studies = _studies(data)
     ranked = [study for study in studies if not study.importances.empty]
-    return SearchSection(
-        tuned=tuple(_tuned_row(data, row, sources) for row in data.tuned),
-        studies=tuple(studies),
-        drawn=tuple(
-            (study, charts.search_progress(study.trials, study.default_us, f"progress{index}", study.what))
-            for index, study in enumerate(_longest(studies))
-        ),
-        ranked_drawn=tuple(_knob_figures(study, index) for index, study in enumerate(_longest(ranked))),
-        unreadable=data.unreadable_lines,
-        outcomes=tuple(_outcomes(data.trials)),
-        replays=tuple(Replay(name, record) for name, record in data.replays.items() if mapping(record.get("samplers"))),
-    )
+    shares = pd.concat([pd.Series(dtype=float), *(study.importances["importance"] for study in ranked)])
+    drawn = enumerate(_longest(studies))
+    replays = [Replay(name, record) for name, record in data.replays.items() if mapping(record.get("samplers"))]
+    return {
+        "tuned": tuned,
+        "contenders": names,
+        "unit": unit_for(time_us for row in data.tuned for time_us in row.times.values()),
+        "notes": list(dict.fromkeys(failed)),
+        "knob_names": knob_names(row.schedule for row in tuned),
+        "resource_names": plain_names(row.resources for row in tuned),
+        "studies": studies,
+        "drawn": [(s, charts.search_progress(s.trials, s.default_us, f"progress{i}", s.what)) for i, s in drawn],
+        "ranked": ranked,
+        "ranked_names": list(shares.groupby(level=0).sum().sort_values().index[::-1]),
+        "ranked_drawn": [(study, *_knob_figures(study, index)) for index, study in enumerate(_longest(ranked))],
+        "unranked": [study for study in studies if study.importances.empty],
+        "unreadable": data.unreadable_lines,
+        "outcomes": list(_outcomes(data.trials)),
+        "replays": replays,
+        "replayed_samplers": list(dict.fromkeys(name for replay in replays for name in replay.samplers)),
+    }
 
 
 # Studies: their progress, and which knobs mattered.
@@ -155,15 +115,6 @@ class Study:
         return float(importance), float(explained)
 
 
-@dataclass(frozen=True)
-class StudyFigures:
-    """The importances of a study's knobs, and the times by value of the most important ones, by knob."""
-
-    study: Study
-    importances: Markup
-    strips: dict[str, Markup]
-
-
 def _studies(data: DeviceData) -> list[Study]:
     """Each study, first those of entries, in their order."""
     by_file = {str(name): trials for name, trials in data.trials.groupby("file", sort=True)}
@@ -172,8 +123,7 @@ def _studies(data: DeviceData) -> list[Study]:
         trials = by_file.pop(Path(str(mapping(row.record.get("trials")).get("file"))).stem, None)
         if trials is not None:
             title = f"{row.text('label')} \N{MIDDLE DOT} {direction_name(row.which)}"
-            kind = kind_text(row.text("operation"), row.deterministic)
-            detail = ", ".join(filter(None, (row.graph, kind, row.text("dtype"), row.text("layout"))))
+            detail = ", ".join(filter(None, (row.graph, row.form, row.text("dtype"), row.text("layout"))))
             studies.append(Study(title, detail, trials, row.default_us, knob_importances(trials)))
     alone = (Study(name, "no published entry", trials, math.nan, knob_importances(trials))
              for name, trials in by_file.items())  # fmt: skip
@@ -186,13 +136,14 @@ def _longest(studies: Sequence[Study]) -> list[Study]:
     return [studies[index] for index in sorted(longest)]
 
 
-def _knob_figures(study: Study, index: int) -> StudyFigures:
+def _knob_figures(study: Study, index: int) -> tuple[Markup, dict[str, Markup]]:
+    """The importances of a study's knobs, and the times by value of the most important ones, by knob."""
     values = searched_knobs(study.trials)
     strips = {
         knob: charts.knob_strip(study.trials, knob, values[knob], f"strip{index}-{knob}", study.what)
         for knob in list(study.importances.index)[:STRIPS]
     }
-    return StudyFigures(study, charts.importance_bars(study.importances, f"importance{index}", study.what), strips)
+    return charts.importance_bars(study.importances, f"importance{index}", study.what), strips
 
 
 # Published entries, and the outcomes of all trials.
@@ -200,9 +151,16 @@ def _knob_figures(study: Study, index: int) -> StudyFigures:
 
 @dataclass(frozen=True)
 class TunedRow:
-    """A published entry, and what opens below its row."""
+    """A published entry, and what opens below its row. note: graph, kind, dtype and layout.
+
+    certificate: empty in older entries.
+    """
 
     row: SuiteRow
+    note: str
+    schedule: dict[str, Any]
+    resources: dict[str, Any]
+    certificate: dict[str, Any]
     sources: tuple[SourceLine, ...]
     strips: charts.Strips | None
 
@@ -211,42 +169,16 @@ class TunedRow:
         return self.row.record
 
     @property
-    def note(self) -> str:
-        """Graph, kind, dtype and layout."""
-        return entry_note(self.entry)
-
-    @property
     def what(self) -> str:
         return f"{self.entry.get('label')}, {direction_name(self.row.which)}, {self.note}"
 
-    @property
-    def kind(self) -> str:
-        return kind_text(self.row.text("operation"), self.row.deterministic)
-
-    @property
-    def schedule(self) -> dict[str, Any]:
-        return mapping(self.entry.get("schedule"))
-
-    @property
-    def resources(self) -> dict[str, Any]:
-        return mapping(self.entry.get("resources"))
-
     def knobs(self, names: Sequence[str]) -> tuple[Knob, ...]:
         return knobs(names, self.schedule, mapping(mapping(self.entry.get("default")).get("schedule")))
-
-    @property
-    def knob_names(self) -> list[str]:
-        return knob_names([self.schedule])
 
     def searched(self, key: str) -> str:
         """A fact of the search behind it."""
         value = mapping(self.entry.get("trials")).get(key)
         return MISSING if value is None or (isinstance(value, float) and math.isnan(value)) else str(value)
-
-    @property
-    def certificate(self) -> dict[str, Any]:
-        """Empty in older entries."""
-        return mapping(self.entry.get("certificate"))
 
     def certified(self, key: str) -> float:
         return number(self.certificate.get(key))
@@ -283,34 +215,27 @@ def entry_schedules(row: SuiteRow) -> dict[str, Any]:
 
 
 def _tuned_row(data: DeviceData, row: SuiteRow, sources: Sources) -> TunedRow:
-    made = TunedRow(row, tuple(sources.of(row.record, entry_schedules(row))), None)
+    schedule, resources, certificate, searched = (
+        mapping(row.record.get(key)) for key in ("schedule", "resources", "certificate", "trials")
+    )
+    lines = tuple(sources.of(row.record, entry_schedules(row)))
+    made = TunedRow(row, entry_note(row.record), schedule, resources, certificate, lines, None)
     # Samples from this schedule's trials: an entry only stores median and quartiles of its published samples.
-    file = str(mapping(row.record.get("trials")).get("file")).rpartition("/")[2].removesuffix(".jsonl")
-    trials = data.trials[data.trials["file"] == file]
+    trials = data.trials[data.trials["file"] == str(searched.get("file")).rpartition("/")[2].removesuffix(".jsonl")]
     by_schedule = zip(trials["schedule"], trials["samples_us"], strict=True)
-    samples = [time for schedule, times in by_schedule if schedule == made.schedule for time in times]
+    samples = [time for tried, times in by_schedule if tried == schedule for time in times]
     return replace(made, strips=charts.strips({TUNED: samples}, f"{made.what}, in the search"))
 
 
-@dataclass(frozen=True)
-class Outcome:
-    """A state of trials; reasons: the most frequent ones, and how often; others: how many more there are."""
-
-    state: str
-    trials: int
-    share: float
-    reasons: tuple[tuple[str, int], ...]
-    others: int
-
-
-def _outcomes(trials: pd.DataFrame) -> Iterable[Outcome]:
-    states = trials["state"].where(trials["state"].isin(STATES), "other")
+def _outcomes(trials: pd.DataFrame) -> Iterator[dict[str, Any]]:
+    """By state of trials. reasons: the most frequent ones, and how often; others: how many more there are."""
+    states = charts.states_of(trials)
     for state in (*STATES, "other") if len(trials) else ():
         chosen = trials[states == state]
         if len(chosen) or state not in ("other", "ok"):
             reasons = [] if state == "ok" else _reasons(chosen["reason"])
-            share = len(chosen) / len(trials)
-            yield Outcome(state, len(chosen), share, tuple(reasons[:REASONS]), len(reasons[REASONS:]))
+            told = {"reasons": reasons[:REASONS], "others": len(reasons[REASONS:])}
+            yield {"state": state, "trials": len(chosen), "share": len(chosen) / len(trials), **told}
 
 
 def _reasons(reasons: Iterable[Any]) -> list[tuple[str, int]]:
@@ -386,7 +311,7 @@ class Replay:
     def least(self) -> float:
         """The fewest trials of all samplers."""
         medians = (self.trials(name).median for name in self.samplers)
-        return min((median for median in medians if not math.isnan(median)), default=math.nan)
+        return min((trials for trials in medians if not math.isnan(trials)), default=math.nan)
 
     @property
     def transfers(self) -> Iterator[tuple[str, str, float, Trials, Trials]]:
@@ -418,12 +343,11 @@ def trials_of(per_seed: Any) -> Trials:
     if not seeds:
         return Trials(MISSING, math.nan, "")
     counts = sorted(math.inf if math.isnan(number(value)) else number(value) for value in seeds)
-    middle = len(counts) // 2
-    median = counts[middle] if len(counts) % 2 else (counts[middle - 1] + counts[middle]) / 2
+    middle = median(counts)
     never = sum(math.isinf(value) for value in counts)
     low, high = ("never" if math.isinf(value) else count(value) for value in (counts[0], counts[-1]))
     spread = low if low == high else f"{low}\N{EN DASH}{high}" if not never else f"{low} to never"
     note = f"{spread}, {len(counts) - never} of {len(counts)} seeds" if never else f"{spread}, {len(counts)} seeds"
-    if math.isinf(median):
+    if math.isinf(middle):
         return Trials("not reached", math.nan, note)
-    return Trials(f"{median:,.0f}" if median == int(median) else f"{median:,.1f}", median, note)
+    return Trials(f"{middle:,.0f}" if middle == int(middle) else f"{middle:,.1f}", middle, note)

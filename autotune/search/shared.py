@@ -167,7 +167,6 @@ class Locks:
         self._file = open(path, "a+b", buffering=0)  # noqa: SIM115
 
     def close(self) -> None:
-        """Release all locks."""
         self._file.close()
 
     def take(self, number: int) -> bool:

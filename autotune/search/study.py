@@ -51,7 +51,6 @@ class Findings:
         self.finished: dict[str, dict[str, Any]] = {}
 
     def schedule_of(self, line: dict[str, Any]) -> Knobs:
-        """The schedule of a record."""
         return self.space.kind.read(line["schedule"])
 
     @property

@@ -117,7 +117,8 @@ def tune_model(
     call goes on.
     """
     require_tune("tune_model")
-    _check_module(model)
+    if not isinstance(model, torch.nn.Module):
+        raise InputError(f"model is of type {type(model).__name__}; expected a torch.nn.Module, accelerated")
     passes = passes_of(model, batch, training)
     search = {"trials": trials, "sampler": sampler, "patience": patience, "seed": seed, "with_peers": with_peers}
     seconds = DEFAULT_BUDGET_S if budget is None else parse_duration(budget)
@@ -232,11 +233,6 @@ def looked_up_in(results: str | os.PathLike[str] | None) -> Iterator[None]:
             del os.environ["EQUITUNE_DATABASE"]
         else:
             os.environ["EQUITUNE_DATABASE"] = before
-
-
-def _check_module(model: object) -> None:
-    if not isinstance(model, torch.nn.Module):
-        raise InputError(f"model is of type {type(model).__name__}; expected a torch.nn.Module, accelerated")
 
 
 # The table of ``equitune tune model``: each kernel of a model, what it loads, and the model's times.

@@ -66,12 +66,10 @@ class Workload:
 
     @property
     def kind(self) -> KernelKind:
-        """The kind of its kernels."""
         return kernel_kind(self.operation)
 
     @property
     def product(self) -> TensorProductProblem:
-        """The tensor product of this workload."""
         problem = self.problem.product if isinstance(self.problem, VectorProblem | RadialProblem) else self.problem
         assert isinstance(problem, TensorProductProblem)
         return problem
@@ -83,7 +81,6 @@ class Workload:
 
     @property
     def harmonics(self) -> HarmonicsProblem:
-        """The problem of a workload of operation ``harmonics``."""
         assert isinstance(self.problem, HarmonicsProblem)
         return self.problem
 

@@ -49,11 +49,6 @@ class PathTerms:
     values: tuple[EdgeValue, ...]
     entries: tuple[Entry, ...]
 
-    @property
-    def nonzeros(self) -> int:
-        """Multiply-adds to compute the edge values once."""
-        return sum(len(value.terms) for value in self.values)
-
 
 @functools.lru_cache(maxsize=256)
 def path_terms(problem: TensorProductProblem) -> tuple[PathTerms, ...]:

@@ -135,6 +135,10 @@ class HarmonicsDirection:
     def text(self) -> str:
         return f"harmonics {self.name} -> {' '.join(self.outputs)}"
 
+    @property
+    def tangents(self) -> str:
+        return "x" if self.name == "double_backward" else ""
+
 
 FORWARD = HarmonicsDirection("forward", "g")
 BACKWARD = HarmonicsDirection("backward", "x")

@@ -51,7 +51,12 @@ class _Writer:
             for g in ("g", "tg"):
                 of_g = [monomial for monomial in monomials if monomial.g == g]
                 if "y" in live and y == "y" and of_g:
-                    self._adjoint_values(g, of_g)
+                    stem = "v" if g == "g" else "vg"
+                    self._weighted_x(stem, of_g)
+                    for entry in self.terms.entries:
+                        sign = "-" if entry.sign < 0 else ""
+                        product = f"{sign}{stem}{self.path.index}_{entry.m1} * {self._g(g, entry.m3)}"
+                        self._add(f"r{self.path.index}_{entry.value}", product)
         if "x" in live or "w" in live:
             self._gradients_x_w(live)
         return PathBody(tuple(self.lines), tuple(self.read_names), tuple(self.accumulated))
@@ -98,14 +103,6 @@ class _Writer:
             sign = "-" if entry.sign < 0 else ""
             product = f"{sign}{self._m(y, entry.value)} * {stem}{self.path.index}_{entry.m1}"
             self._add(f"og{self.path.out}_{entry.m3}", product)
-
-    def _adjoint_values(self, g: str, monomials: list[Monomial]) -> None:
-        stem = "v" if g == "g" else "vg"
-        self._weighted_x(stem, monomials)
-        for entry in self.terms.entries:
-            sign = "-" if entry.sign < 0 else ""
-            product = f"{sign}{stem}{self.path.index}_{entry.m1} * {self._g(g, entry.m3)}"
-            self._add(f"r{self.path.index}_{entry.value}", product)
 
     def _gradients_x_w(self, live: str) -> None:
         """Monomials that share x and w share one ``t3_1``, the sum of their edge values times their rows of g."""

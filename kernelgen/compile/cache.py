@@ -100,7 +100,12 @@ def publish(
     """
     folder = _folder(key)
     try:
-        _make_private(folder.parent)
+        # Closed to others, whatever the umask is.
+        cache = cache_dir()
+        cache.parent.mkdir(parents=True, exist_ok=True)
+        for path in (cache, folder.parent):
+            path.mkdir(mode=0o700, exist_ok=True)
+            _require_private(path)
         sweep_once(_TEMPORARY, cache_dir())
         fresh = fresh_folder(_TEMPORARY, cache_dir())
         try:
@@ -119,15 +124,6 @@ def publish(
             f"set EQUITUNE_CACHE to a writable folder"
         ) from error
     return Binary(folder / binary_name, resources)
-
-
-def _make_private(folder: Path) -> None:
-    """Create the cache and one of its folders, closed to others whatever the umask is."""
-    cache = cache_dir()
-    cache.parent.mkdir(parents=True, exist_ok=True)
-    for path in (cache, folder):
-        path.mkdir(mode=0o700, exist_ok=True)
-        _require_private(path)
 
 
 def _write(path: Path, data: bytes) -> None:

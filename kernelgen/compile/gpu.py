@@ -61,7 +61,6 @@ def nvrtc_version() -> str:
 
 
 def has_nvrtc() -> bool:
-    """Whether this machine has NVRTC."""
     try:
         return bool(nvrtc_version())
     except ToolMissingError:

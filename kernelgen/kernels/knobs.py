@@ -59,6 +59,11 @@ class Knobs:
         unnamed = [field.name for field in fields if field.name in self.younger and values[field.name] == field.default]
         return {name: value for name, value in values.items() if name not in unnamed}
 
+    @property
+    def canonical(self) -> Self:
+        """The schedule with knobs that have no effect beside its others at their defaults."""
+        return self
+
     def for_degree(self, share: float) -> Self:
         """The schedule adapted to graphs with ``share`` times as many edges a node."""
         return self

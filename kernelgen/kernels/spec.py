@@ -84,17 +84,13 @@ class Spec:
                 raise ScheduleError(f"{name} is {getattr(self, name)!r}; expected one of {allowed}")
         if self.schedule.backend != self.facts.backend:
             raise ScheduleError(f"a {self.schedule.backend} schedule cannot run on {self.facts.name}")
-        if self.harmonics is not None:
-            self._check_harmonics()
-        if self.permuted and not self.takes_runs:
-            raise ScheduleError("permuted is for the runs of edges of a weighted uvu convolution on a GPU")
-
-    def _check_harmonics(self) -> None:
-        if self.direction.tangents or not self.problem.is_channelwise:
+        if self.harmonics is not None and (self.direction.tangents or not self.problem.is_channelwise):
             raise UnsupportedError(
                 "harmonics are formed inside kernels of first derivatives of weighted uvu products with one copy of "
                 "the second input; run the kernels of harmonics and of the product one after the other"
             )
+        if self.permuted and not self.takes_runs:
+            raise ScheduleError("permuted is for the runs of edges of a weighted uvu convolution on a GPU")
 
     @property
     def takes_runs(self) -> bool:

@@ -80,7 +80,6 @@ class RegisteredOperator(ABC):
 
     @classmethod
     def rebuild(cls, text: str) -> Self:
-        """The operator with this text."""
         data = json.loads(text)
         schedules = {name: cls.read_schedule(knobs) for name, knobs in data["schedules"].items()}
         where = {"dtype": getattr(torch, data["dtype"]), "device": torch.device(data["device"])}
@@ -241,7 +240,6 @@ def build_family(members: Sequence[Any], classes: Classes) -> Any:
 
 
 def rebuild_family(text: str) -> Any:
-    """The family with this text."""
     data = json.loads(zlib.decompress(base64.b85decode(json.loads(text)["packed"])))
     return build_family([resolve(member) for member in data["members"]], data["classes"])
 

@@ -288,7 +288,6 @@ def _sizes(depth: int, columns: int) -> tuple[bool, int, int]:
 
 
 def _rows(is_deep: bool) -> int:
-    """Rows of a block."""
     return _MOST_WARPS * 16 * _more(is_deep)
 
 

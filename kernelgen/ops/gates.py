@@ -100,13 +100,11 @@ class GateKernel:
 
 
 def source(dtype: torch.dtype) -> Source:
-    """The source of the kernel for a dtype."""
     return Source(f"#define REAL {C_TYPES[dtype]}\n" + included("gates.cuh"), "cuda", ENTRY)
 
 
 @functools.cache
 def kernel(dtype: torch.dtype) -> FixedKernel:
-    """The kernel of :func:`source`."""
     return FixedKernel(source(dtype), 12, _THREADS)
 
 

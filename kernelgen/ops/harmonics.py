@@ -1,7 +1,7 @@
 """The operator of spherical harmonics, a differentiable torch function.
 
 ``build_harmonics`` makes a :class:`HarmonicsOperator`. Its signature gives its derivatives and the torch ops
-``equitune::sh_*`` (``kernelgen.ops.library``); here is how its kernels run. ``run_*`` are the calls on rows without
+``equitune::sh_*`` (``kernelgen.ops.library``); here is how its kernels run. ``run`` is the call on rows without
 autograd. Kernels compile at first use, one for each direction and set of wanted gradients.
 """
 
@@ -90,35 +90,17 @@ class HarmonicsOperator(DifferentiableOperator):
     __call__ = forward
 
     def op_forward(self, v: Tensor) -> Tensor:
-        return self.run_forward(v)
+        return self.run(FORWARD, {"x": v})["g"]
 
     def op_backward(self, v: Tensor, g: Tensor, outputs: str) -> dict[str, Tensor]:
-        return {"x": self.run_backward(v, g)}
+        return self.run(BACKWARD, {"x": v, "g": g})
 
     def op_double_backward(self, v: Tensor, g: Tensor, t: Tensor, outputs: str) -> dict[str, Tensor]:
-        return self.run_double_backward(v, g, t, outputs)
-
-    def run_forward(self, v: Tensor, *, poison: bool = False) -> Tensor:
-        """Harmonics ``[rows, dim_out]`` of v ``[rows, 3]``, without autograd.
-
-        poison (also below): fill outputs with NaN before the kernel runs.
-        """
-        return self._run(FORWARD, {"x": v}, poison)["g"]
-
-    def run_backward(self, v: Tensor, g: Tensor, *, poison: bool = False) -> Tensor:
-        """The gradient ``[rows, 3]`` of sum_i g_i Y_i(v), for cotangents g ``[rows, dim_out]``."""
-        return self._run(BACKWARD, {"x": v, "g": g}, poison)["x"]
-
-    def run_double_backward(
-        self, v: Tensor, g: Tensor, t: Tensor, outputs: str = "xg", *, poison: bool = False
-    ) -> dict[str, Tensor]:
-        """Gradients of <t, first gradient> for t ``[rows, 3]``: ``x`` with respect to v, ``g`` with respect to g."""
         if outputs not in DOUBLE_BACKWARD:
             raise ProblemError(f"outputs are {outputs!r}; expected one of {tuple(DOUBLE_BACKWARD)}")
-        return self._run(DOUBLE_BACKWARD[outputs], {"x": v, "g": g, "tx": t}, poison)
+        return self.run(DOUBLE_BACKWARD[outputs], {"x": v, "g": g, "tx": t})
 
     def spec(self, direction: HarmonicsDirection, device: torch.device | None = None) -> HarmonicsSpec:
-        """Spec of the kernel of a direction."""
         return self._kernel_spec(direction, self.schedules[direction.name], device)
 
     def _kernel_spec(
@@ -131,8 +113,14 @@ class HarmonicsOperator(DifferentiableOperator):
         facts = device_facts(self.device)
         return default_harmonics_schedule(self.problem, direction, DTYPES[self.dtype], facts)
 
-    def _run(self, direction: HarmonicsDirection, given: dict[str, Tensor], poison: bool) -> dict[str, Tensor]:
-        """Outputs of a direction by slot. given: by buffer."""
+    def run(
+        self, direction: HarmonicsDirection, given: Mapping[str, Tensor], *, poison: bool = False
+    ) -> dict[str, Tensor]:
+        """Outputs of a direction by slot, without autograd (forward: ``g``, harmonics ``[rows, dim_out]``).
+
+        given: what the direction reads of vectors ``[rows, 3]`` as ``x``, cotangents ``[rows, dim_out]`` as ``g`` and
+        tangents ``[rows, 3]`` as ``tx``. poison: fill outputs with NaN before the kernel runs.
+        """
         v = given["x"]
         rows, device = v.shape[0] if v.dim() else 0, v.get_device()
         pointers, kept = [0] * len(BUFFERS), []

@@ -57,11 +57,6 @@ class Signature:
     rest: tuple[str, ...] = ()
     is_multilinear: bool = False
 
-    @property
-    def is_single(self) -> bool:
-        """With one input a first gradient needs no ``outputs``, and a second one always has its tangent."""
-        return len(self.slots) == 1
-
     def live(self, tangents: str, outputs: str) -> str:
         """The outputs among S's gradients that are not zero for tangents of these slots alone."""
         if not self.is_multilinear:
@@ -70,7 +65,7 @@ class Signature:
 
     def backward(self, primal: tuple, rest: tuple, outputs: str, text: str) -> tuple[Maybe, ...]:
         """First gradients by the op: by slot, None for those that ``outputs`` does not name. primal: inputs and g."""
-        if self.is_single:
+        if len(self.slots) == 1:  # which needs no outputs
             return (call(f"{self.name}_backward", *primal, *rest, text),)
         return only(call(f"{self.name}_backward", *primal, *rest, outputs, text), self.slots, outputs)
 

@@ -181,7 +181,6 @@ def source(dtype: torch.dtype, of_weights: bool) -> Source:
 
 @functools.cache
 def kernel(dtype: torch.dtype, of_weights: bool) -> FixedKernel:
-    """The kernel of :func:`source`."""
     return FixedKernel(source(dtype, of_weights), 14 if of_weights else 11, _THREADS)
 
 

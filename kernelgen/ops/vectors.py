@@ -14,7 +14,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from kernelgen.arithmetic.directions import Direction, backward, forward
+from kernelgen.arithmetic.directions import BACKWARD, FORWARD, Direction, backward, forward
 from kernelgen.compat import is_eager, is_transforming
 from kernelgen.errors import InputError, ProblemError
 from kernelgen.kernels.spec import Spec
@@ -98,10 +98,10 @@ class HarmonicProduct:
     def _run_apart(self, graph: Graph, direction: Direction, operands: Operands, poison: bool) -> dict[str, Tensor]:
         v = operands[2]
         assert v is not None
-        y = self.harmonics.run_forward(v, poison=poison) if "y" in direction.operands else None
+        y = self.harmonics.run(FORWARD, {"x": v}, poison=poison)["g"] if "y" in direction.operands else None
         found = self.product.run_on(graph, direction, (*operands[:2], y, *operands[3:]), poison)
         if "y" in found:
-            found["y"] = self.harmonics.run_backward(v, found["y"], poison=poison)
+            found["y"] = self.harmonics.run(BACKWARD, {"x": v, "g": found["y"]}, poison=poison)["x"]
         return found
 
     def specs(self, name: str) -> list[Spec]:

@@ -61,7 +61,6 @@ class Call:
 
     @property
     def name(self) -> str:
-        """The name of the call in a pack."""
         return " ".join(part for part in (self.op, self.tangents, self.outputs) if part)
 
 

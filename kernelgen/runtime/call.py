@@ -249,7 +249,11 @@ def empty(shape: tuple[int, ...], like: Tensor) -> Tensor:
     if like.is_cpu:
         out = like.new_empty(shape) if _empty_cpu is None else _empty_cpu(shape, _strides(shape), like.dtype)
         if math.prod(shape) * out.element_size() >= 2 * HUGE_PAGE:
-            _advise_huge_pages(out)
+            begin = -(-out.data_ptr() // HUGE_PAGE) * HUGE_PAGE
+            end = (out.data_ptr() + out.nbytes) // HUGE_PAGE * HUGE_PAGE
+            advise = _madvise()
+            if advise is not None and end > begin:
+                advise(begin, end - begin, _MADV_HUGEPAGE)  # only advice: a failure does no harm
         return out
     if _empty_cuda is not None and _is_on_current_gpu(like):
         return _empty_cuda(shape, _strides(shape), like.dtype)
@@ -290,11 +294,3 @@ def _madvise() -> Any:
         return None  # not Linux: keep the page size
     function.argtypes = [ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int]
     return function
-
-
-def _advise_huge_pages(out: Tensor) -> None:
-    begin = -(-out.data_ptr() // HUGE_PAGE) * HUGE_PAGE
-    end = (out.data_ptr() + out.nbytes) // HUGE_PAGE * HUGE_PAGE
-    advise = _madvise()
-    if advise is not None and end > begin:
-        advise(begin, end - begin, _MADV_HUGEPAGE)  # only advice: a failure does no harm

@@ -151,13 +151,6 @@ def load_entry(binary: Binary, entry: str) -> LoadedKernel:
     raise LaunchError(f"{binary.path} cannot be loaded: {error_name(status)}")
 
 
-def allow_shared(kernel: LoadedKernel, size: int, device: int) -> int:
-    """Let a kernel's blocks take ``size`` bytes of dynamic shared memory on a device; returns a status."""
-    set_attribute = _library().cuKernelSetAttribute
-    set_attribute.argtypes = [ctypes.c_int, ctypes.c_int, ctypes.c_void_p, ctypes.c_int]
-    return set_attribute(_MAX_DYNAMIC_SHARED, size, kernel.handle, device)
-
-
 def blocks_held(kernel: LoadedKernel, threads: int, shared: int, device: int) -> int:
     """Blocks of a kernel that a multiprocessor of the current device holds at a time; 0 if the driver does not say."""
     torch.cuda.set_device(device)  # makes torch's context current
@@ -369,7 +362,9 @@ class _CudaRun:
         return geometry(self._plan, *sizes, self._held)
 
     def _allow_shared(self, device: int, shared: int) -> None:
-        status = allow_shared(self._kernel, shared, device)
+        set_attribute = _library().cuKernelSetAttribute
+        set_attribute.argtypes = [ctypes.c_int, ctypes.c_int, ctypes.c_void_p, ctypes.c_int]
+        status = set_attribute(_MAX_DYNAMIC_SHARED, shared, self._kernel.handle, device)
         if status != 0:
             raise LaunchError(
                 f"{shared} bytes of shared memory a block: refused on cuda:{device}, {error_name(status)}"

@@ -244,7 +244,6 @@ def kept_fact(known: KnownGraph | None, key: tuple, make: Callable[[], Any]) -> 
 
 
 def make_room(facts: Any) -> None:
-    """Make room for one more fact."""
     if len(facts) >= _KEPT_FACTS:
         facts.clear()
 

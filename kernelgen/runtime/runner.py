@@ -9,15 +9,14 @@ from __future__ import annotations
 import dataclasses
 import math
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
-from kernelgen.arithmetic.directions import OPERANDS, Direction, backward, double_backward, forward
-from kernelgen.errors import InputError
+from kernelgen.arithmetic.directions import OPERANDS, Direction
 from kernelgen.kernels.dispatch import AnyPlan, make_plan
 from kernelgen.kernels.product.schedule import CudaSchedule
 from kernelgen.kernels.spec import BUFFERS, Spec
@@ -269,108 +268,21 @@ class DirectCalls(ABC):
     ) -> AnyRunner:
         """The runner of a direction's first call, kept in ``runners``."""
 
-    @abstractmethod
-    def one_row(self, w: Tensor) -> Tensor:
-        """Shared weights given as [1, weight_numel] become [weight_numel]."""
-
-    def run_forward(
-        self,
-        x: Tensor,
-        y: Tensor,
-        w: Tensor,
-        sender: Tensor | None = None,
-        receiver: Tensor | None = None,
-        num_out: int | None = None,
-        order: EdgeOrder | None = None,
-        *,
-        poison: bool = False,
-    ) -> Tensor:
-        """The product without autograd. poison: first fill outputs that the kernel must overwrite with NaN."""
-        operands = (x, None, y, None, self.one_row(w), None, None, None)
-        return self.run(forward(), operands, sender, receiver, num_out, order, poison)["g"]
-
-    def run_backward(
-        self,
-        x: Tensor,
-        y: Tensor,
-        w: Tensor,
-        g: Tensor,
-        sender: Tensor | None = None,
-        receiver: Tensor | None = None,
-        num_out: int | None = None,
-        order: EdgeOrder | None = None,
-        *,
-        outputs: str = "xyw",
-        poison: bool = False,
-    ) -> dict[str, Tensor]:
-        """First gradients with respect to ``outputs``, given the result's cotangent g; keyed by slot."""
-        operands = (x, None, y, None, self.one_row(w), None, g, None)
-        return self.run(
-            backward(outputs), operands, sender, receiver, g.shape[0] if num_out is None else num_out, order, poison
-        )
-
-    def run_double_backward(
-        self,
-        x: Tensor,
-        y: Tensor,
-        w: Tensor,
-        g: Tensor,
-        tangents: Mapping[str, Tensor],
-        sender: Tensor | None = None,
-        receiver: Tensor | None = None,
-        num_out: int | None = None,
-        order: EdgeOrder | None = None,
-        *,
-        outputs: str = "xywg",
-        poison: bool = False,
-    ) -> dict[str, Tensor]:
-        """Gradients of ``sum over slots of <tangents[slot], first gradient>``; keyed by slot.
-
-        A tangent of ``g`` is the cotangent of the value: the value's gradients with respect to x, y and w are added.
-        """
-        if not tangents or not set(tangents) <= set("xywg"):
-            raise InputError(f"tangents are {sorted(tangents)}; expected at least one of 'x', 'y', 'w' and 'g'")
-        direction = double_backward("".join(slot for slot in "xywg" if slot in tangents), outputs)
-        tw = tangents.get("w")
-        tw = tw if tw is None else self.one_row(tw)
-        operands = (x, tangents.get("x"), y, tangents.get("y"), self.one_row(w), tw, g, tangents.get("g"))
-        return self.run(
-            direction, operands, sender, receiver, g.shape[0] if num_out is None else num_out, order, poison
-        )
-
-    def run_joint_backward(
-        self,
-        x: Tensor,
-        y: Tensor,
-        w: Tensor,
-        g: Tensor,
-        ty: Tensor,
-        tg: Tensor,
-        sender: Tensor | None = None,
-        receiver: Tensor | None = None,
-        num_out: int | None = None,
-        order: EdgeOrder | None = None,
-        *,
-        outputs: str = "xyw",
-        poison: bool = False,
-    ) -> dict[str, Tensor]:
-        """Gradients of ``<ty, dF/dy> + <tg, value>``, a loss on edge gradients (for cotangent g) and values."""
-        tangents = {"y": ty, "g": tg}
-        return self.run_double_backward(
-            x, y, w, g, tangents, sender, receiver, num_out, order, outputs=outputs, poison=poison
-        )
-
     def run(
         self,
         direction: Direction,
         operands: Operands,
-        sender: Tensor | None,
-        receiver: Tensor | None,
-        num_out: int | None,
-        order: EdgeOrder | None,
+        sender: Tensor | None = None,
+        receiver: Tensor | None = None,
+        num_out: int | None = None,
+        order: EdgeOrder | None = None,
         poison: bool = False,
     ) -> dict[str, Tensor]:
-        """Run any direction on operands in the order of ``OPERANDS``; gradients keyed by slot, without autograd."""
+        """Run any direction, without autograd; its outputs by slot (of ``forward`` the value, as ``g``).
+
+        operands: in the order of ``OPERANDS``, those that the direction does not read may be None, but for x and y; w
+        is one row if it is shared. poison: first fill outputs that the kernel must overwrite with NaN.
+        """
         x, y = operands[0], operands[2]
         assert x is not None and y is not None
         return self.run_on(self.graph(x, y, sender, receiver, num_out, order), direction, operands, poison)

@@ -9,11 +9,12 @@ import io
 import pickle
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from e3nn import o3
 
-from kernelgen.arithmetic.directions import DIRECTIONS, OPERANDS
+from kernelgen.arithmetic.directions import DIRECTIONS, OPERANDS, Direction
 from kernelgen.ops.product import Operator
 from kernelgen.problem.product import TensorProductProblem
 
@@ -159,6 +160,14 @@ def assert_matches_e3nn(
                 rows = relayout(rows, irreps[slot], to_ir_mul=False)
             errors[f"{direction} {slot}"] = relative_error(rows, wanted)
     assert max(errors.values()) < tolerance, f"{operator}: {errors}"
+
+
+def run_direct(
+    operator: Operator, direction: str | Direction, tensors: Mapping[str, torch.Tensor], *edges: Any, **options: Any
+) -> dict[str, torch.Tensor]:
+    """Outputs of a direction with all operands that ``tensors`` has. edges: sender, receiver, num_out and order."""
+    asked = DIRECTIONS[direction] if isinstance(direction, str) else direction
+    return operator.run(asked, tuple(map(tensors.get, OPERANDS)), *edges, **options)
 
 
 def copied(module: torch.nn.Module, how: str) -> torch.nn.Module:

@@ -18,7 +18,7 @@ from typing import Any
 
 import torch
 
-from autotune.compare.peers.peer import Adapter, Product, Task
+from autotune.compare.peers.peer import Adapter, Product, Task, needs
 from autotune.errors import PeerError
 from autotune.measure.operations import Call
 from kernelgen.compat import o3
@@ -133,12 +133,7 @@ def naive(task: Task) -> Product:
     return Product(convolution(task, "naive"), layout="ir_mul")
 
 
-def no_module(device: torch.device) -> str | None:
-    try:
-        import cuequivariance_torch  # noqa: F401
-    except ImportError as error:
-        return f"not usable ({error}); install equitune[peers]"
-    return None
+no_module = needs("cuequivariance_torch", "install equitune[peers]")
 
 
 def no_kernels(device: torch.device) -> str | None:

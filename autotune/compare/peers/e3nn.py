@@ -55,7 +55,6 @@ def convolution(problem: TensorProductProblem, dtype: torch.dtype, device: torch
 
 
 def on_graph(call: GraphCall, task: Task) -> Call:
-    """The call with the graph of a task."""
     if not task.is_conv:
         return call
     (sender, receiver), nodes = task.edges, task.tensors.num_nodes
@@ -145,21 +144,17 @@ def time_limit(seconds: int, reason: str) -> Iterator[None]:
     try:
         yield
     except _TimeIsUp:
-        _end_compilations(others)
+        # Compilers that still run would disturb the next measurement.
+        processes.end([pid for pid in processes.descendants(os.getpid()) if pid not in others])
+        with contextlib.suppress(ImportError, AttributeError):
+            from torch._inductor import async_compile
+
+            # Makes torch forget the ended workers: the next compilation starts new ones.
+            async_compile.shutdown_compile_workers()
         raise PeerError(reason) from None
     finally:
         signal.alarm(0)
         signal.signal(signal.SIGALRM, before)
-
-
-def _end_compilations(others: set[int]) -> None:
-    """End compilers that still run: they would disturb the next measurement."""
-    processes.end([pid for pid in processes.descendants(os.getpid()) if pid not in others])
-    with contextlib.suppress(ImportError, AttributeError):
-        from torch._inductor import async_compile
-
-        # Makes torch forget the ended workers: the next compilation starts new ones.
-        async_compile.shutdown_compile_workers()
 
 
 def no_compiler(device: torch.device) -> str | None:

@@ -13,7 +13,7 @@ import torch
 from autotune.compare.peers import cuequivariance as cuequivariance_peer
 from autotune.compare.peers import e3nn as e3nn_peer
 from autotune.compare.peers import openequivariance as openequivariance_peer
-from autotune.compare.peers.peer import Adapter, Product, Task
+from autotune.compare.peers.peer import Adapter, Product, Task, needs
 from autotune.errors import PeerError
 from autotune.measure.operations import Call
 from autotune.measure.references import e3nn_harmonics
@@ -87,14 +87,6 @@ def _sphericart(task: Task) -> Product:
     return Product(kind(most), into=into, back=back)
 
 
-def _no_sphericart(device: torch.device) -> str | None:
-    try:
-        import sphericart.torch  # noqa: F401
-    except (ImportError, OSError) as error:
-        return f"not usable ({error}); pip install sphericart-torch"
-    return None
-
-
 def _adapter(
     name: str,
     backends: tuple[str, ...],
@@ -113,7 +105,7 @@ HARMONICS_ADAPTERS = (
     _adapter("cuequivariance", ("cuda",), cuequivariance_peer.no_kernels, _FAST, cuequivariance_peer.WARM_UP_CALLS),
     _adapter("cuequivariance-naive", ("cpu",), cuequivariance_peer.no_module, _NAIVE),
     Adapter(
-        *("sphericart", ("cpu", "cuda"), _no_sphericart, _sphericart),
+        *("sphericart", ("cpu", "cuda"), needs("sphericart.torch", "pip install sphericart-torch"), _sphericart),
         listed_if_absent=False, module="sphericart", operations=("harmonics",),
     ),
 )  # fmt: skip

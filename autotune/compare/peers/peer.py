@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import dataclasses
 import functools
+import importlib
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
@@ -99,6 +100,19 @@ class Adapter:
     build_s: float = 0.0
 
 
+def needs(module: str, remedy: str) -> Callable[[torch.device], str | None]:
+    """An ``unusable`` of peers that need a module: why it cannot be imported, and the remedy."""
+
+    def unusable(device: torch.device) -> str | None:
+        try:
+            importlib.import_module(module)
+        except (ImportError, OSError) as error:
+            return f"not usable ({error}); {remedy}"
+        return None
+
+    return unusable
+
+
 @dataclass(frozen=True, eq=False)
 class Peer:
     """An adapter applied to a task."""
@@ -109,18 +123,6 @@ class Peer:
     @property
     def name(self) -> str:
         return self.adapter.name
-
-    @property
-    def warm_up_calls(self) -> int:
-        return self.adapter.warm_up_calls
-
-    @property
-    def order(self) -> GraphOrder | None:
-        return self.adapter.order
-
-    @property
-    def build_s(self) -> float:
-        return self.adapter.build_s
 
     def build(self) -> Product:
         """The product, unchecked. Raises PeerError with the reason if unusable here, or the peer's own exception."""

@@ -16,7 +16,7 @@ from typing import Any
 import torch
 
 from autotune.compare.peers import cuequivariance as cuequivariance_peer
-from autotune.compare.peers.peer import Adapter, Product, Task
+from autotune.compare.peers.peer import Adapter, Product, Task, needs
 from autotune.errors import PeerError
 from autotune.measure.operations import Call
 from autotune.measure.reference_contraction import EXACT, by_component, contract, contraction_of, from_component
@@ -133,14 +133,6 @@ def _table_of(w: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
     return w[::runs].contiguous(), torch.arange(w.shape[1]).repeat_interleave(runs)
 
 
-def _no_mace(device: torch.device) -> str | None:
-    try:
-        import mace.modules.symmetric_contraction  # noqa: F401
-    except (ImportError, OSError) as error:
-        return f"not usable ({error}); install equitune[models-mace] in an environment of its own"
-    return None
-
-
 # ---- cuEquivariance
 
 
@@ -197,8 +189,12 @@ def _cuequivariance_meaning(problem: ContractionProblem) -> torch.Tensor:
 
 _FAST, _NAIVE = (functools.partial(_cuequivariance, method) for method in ("uniform_1d", "naive"))
 _OPERATIONS = ("contraction",)
+_MACE_REMEDY = "install equitune[models-mace] in an environment of its own"
 ADAPTERS = (
-    Adapter("mace", ("cpu", "cuda"), _no_mace, _mace, module="mace", operations=_OPERATIONS),
+    Adapter(
+        *("mace", ("cpu", "cuda"), needs("mace.modules.symmetric_contraction", _MACE_REMEDY), _mace),
+        module="mace", operations=_OPERATIONS,
+    ),
     Adapter(
         *("cuequivariance", ("cuda",), cuequivariance_peer.no_kernels, _FAST, cuequivariance_peer.WARM_UP_CALLS),
         module="cuequivariance_torch", operations=_OPERATIONS,

@@ -102,11 +102,11 @@ class KernelKind(ABC):
     ) -> None:
         """Raise ConfigError for a workload without kernels; ``label``: its problem's short name."""
 
+    @staticmethod
     @abstractmethod
-    def read(self, data: Mapping[str, Any]) -> Knobs:
+    def read(data: Mapping[str, Any], /) -> Knobs:
         """The schedule that ``to_dict`` wrote; ScheduleError for an unknown knob or value."""
 
-    @abstractmethod
     def spec(
         self,
         problem: Any,
@@ -118,6 +118,14 @@ class KernelKind(ABC):
         deterministic: bool = False,
     ) -> Any:
         """The spec with an empty schedule; ``direction`` by name or as an object."""
+        asked = self.directions[direction] if isinstance(direction, str) else direction
+        return self.blank_spec(problem, operation, asked, dtype, layout, facts, deterministic)
+
+    @abstractmethod
+    def blank_spec(
+        self, problem: Any, operation: str, asked: Any, dtype: str, layout: str, facts: DeviceFacts, deterministic: bool
+    ) -> Any:
+        """As :meth:`spec`, of a direction as an object."""
 
     @abstractmethod
     def default(self, spec: Any, num_edges: int | None) -> Knobs:

@@ -52,6 +52,7 @@ class VectorsKind(OfProductKind):
     table = "vectors"
     groups = MappingProxyType({"convolutions of edge vectors": "vectors"})
     directions = MappingProxyType({name: DIRECTIONS[name] for name in ("forward", "backward", "edge_backward")})
+    read = staticmethod(vector_schedule_from_dict)
 
     def problem_from(self, name: str, table: Any, others: Mapping[str, Problem]) -> VectorProblem:
         """A product of harmonics from a table: names of the ``product`` and of the ``harmonics``, its second input."""
@@ -78,20 +79,9 @@ class VectorsKind(OfProductKind):
                 "separately"
             )
 
-    def read(self, data: Mapping[str, Any]) -> Any:
-        return vector_schedule_from_dict(data)
-
-    def spec(
-        self,
-        problem: Any,
-        operation: str,
-        direction: str | Direction,
-        dtype: str,
-        layout: str,
-        facts: DeviceFacts,
-        deterministic: bool = False,
+    def blank_spec(
+        self, problem: Any, operation: str, asked: Any, dtype: str, layout: str, facts: DeviceFacts, deterministic: bool
     ) -> Any:
-        asked = DIRECTIONS[direction] if isinstance(direction, str) else direction
         return VectorKernel(problem, asked, VECTOR_SCHEDULES[facts.backend](), dtype, layout, facts, deterministic)
 
     def default(self, spec: Any, num_edges: int | None) -> Any:

@@ -5,6 +5,7 @@ Operand ``w`` is h [edges, hidden], ``tw`` the matrix [hidden, weights]; the gra
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Mapping
 from dataclasses import dataclass
 from types import MappingProxyType
@@ -61,6 +62,7 @@ class RadialKind(OfProductKind):
     table = "radial"
     groups = MappingProxyType({"radial convolutions": "radial"})
     directions = MappingProxyType({name: DIRECTIONS[name] for name in ("forward", "backward")})
+    read = staticmethod(functools.partial(read_schedule, kinds={RadialSchedule.backend: RadialSchedule}))
 
     def problem_from(self, name: str, table: Any, others: Mapping[str, Problem]) -> RadialProblem:
         """From a table with the name of the ``product``, ``hidden`` and perhaps an ``accuracy``."""
@@ -87,20 +89,9 @@ class RadialKind(OfProductKind):
             )
         super().check(label, problem, operation, layout, graph, deterministic)
 
-    def read(self, data: Mapping[str, Any]) -> Any:
-        return read_schedule(data, {RadialSchedule.backend: RadialSchedule})
-
-    def spec(
-        self,
-        problem: Any,
-        operation: str,
-        direction: str | Direction,
-        dtype: str,
-        layout: str,
-        facts: DeviceFacts,
-        deterministic: bool = False,
+    def blank_spec(
+        self, problem: Any, operation: str, asked: Any, dtype: str, layout: str, facts: DeviceFacts, deterministic: bool
     ) -> Any:
-        asked = DIRECTIONS[direction] if isinstance(direction, str) else direction
         return RadialKernel(problem, asked, RadialSchedule(), dtype, layout, facts)
 
     def default(self, spec: Any, num_edges: int | None) -> Any:

@@ -49,6 +49,7 @@ class HarmonicsKind(KernelKind):
     rows = ("vectors", "nodes")
     table = "harmonics"
     groups = MappingProxyType({"spherical harmonics": "harmonics"})
+    read = staticmethod(harmonics_schedule_from_dict)
 
     def problem_from(self, name: str, table: Any, others: Mapping[str, Problem]) -> HarmonicsProblem:
         """From a table with degrees (``"0-3"``, or a list), normalize and normalization, as of e3nn's function."""
@@ -73,20 +74,9 @@ class HarmonicsKind(KernelKind):
                 "leave both out: harmonics have one layout and are always deterministic"
             )
 
-    def read(self, data: Mapping[str, Any]) -> HarmonicsSchedule:
-        return harmonics_schedule_from_dict(data)
-
-    def spec(
-        self,
-        problem: HarmonicsProblem,
-        operation: str,
-        direction: Any,
-        dtype: str,
-        layout: str,
-        facts: DeviceFacts,
-        deterministic: bool = False,
-    ) -> HarmonicsKernel:
-        asked = HARMONICS_DIRECTIONS[direction] if isinstance(direction, str) else direction
+    def blank_spec(
+        self, problem: Any, operation: str, asked: Any, dtype: str, layout: str, facts: DeviceFacts, deterministic: bool
+    ) -> Any:
         return HarmonicsKernel(problem, asked, HARMONICS_SCHEDULES[facts.backend](), dtype, facts)
 
     def default(self, spec: HarmonicsSpec, num_edges: int | None) -> HarmonicsSchedule:

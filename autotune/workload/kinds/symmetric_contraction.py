@@ -55,6 +55,7 @@ class ContractionKind(KernelKind):
     table = "contractions"
     groups = MappingProxyType({"symmetric contractions": "contractions"})
     rows = ("nodes", "elements")
+    read = staticmethod(contraction_schedule_from_dict)
 
     def problem_from(self, name: str, table: Any, others: Mapping[str, Problem]) -> ContractionProblem:
         """From a table with irreps_in and irreps_out (of one channel), correlation and channels."""
@@ -82,20 +83,9 @@ class ContractionKind(KernelKind):
     def graph_of_size(self, num_edges: int, num_nodes: int) -> SourceOfSize:
         return NodesAlone(num_edges, occurring=num_nodes) if num_nodes else NodesAlone(num_edges)
 
-    def read(self, data: Mapping[str, Any]) -> ContractionSchedule:
-        return contraction_schedule_from_dict(data)
-
-    def spec(
-        self,
-        problem: ContractionProblem,
-        operation: str,
-        direction: Any,
-        dtype: str,
-        layout: str,
-        facts: DeviceFacts,
-        deterministic: bool = False,
-    ) -> ContractionKernel:
-        asked = CONTRACTION_DIRECTIONS[direction] if isinstance(direction, str) else direction
+    def blank_spec(
+        self, problem: Any, operation: str, asked: Any, dtype: str, layout: str, facts: DeviceFacts, deterministic: bool
+    ) -> Any:
         blank = default_contraction_schedule(problem, asked, dtype, facts)
         return ContractionKernel(problem, asked, blank, dtype, layout, "int64", facts)
 

@@ -11,7 +11,7 @@ from autotune.errors import ConfigError
 from autotune.workload.graphs import GraphSpec
 from autotune.workload.kinds.base import FindSchedule, KernelKind, Problem
 from autotune.workload.toml_tables import check_table
-from kernelgen.arithmetic.directions import DIRECTIONS, Direction, fixed_order_parts
+from kernelgen.arithmetic.directions import DIRECTIONS, fixed_order_parts
 from kernelgen.device import DeviceFacts
 from kernelgen.errors import ScheduleError
 from kernelgen.kernels.dispatch import make_plan
@@ -43,6 +43,7 @@ class ProductKind(KernelKind):
     )
     directions: ClassVar[Mapping[str, Any]] = DIRECTIONS
     inputs = tangents = "xyw"
+    read: ClassVar[staticmethod[[Mapping[str, Any]], Knobs]] = staticmethod(schedule_from_dict)
 
     def problem_from(self, name: str, table: Any, others: Mapping[str, Problem]) -> Problem:
         """A problem from a table: in1, in2 and filter (channelwise), out (fully connected), or out and instructions."""
@@ -73,20 +74,9 @@ class ProductKind(KernelKind):
                 "expected operation = 'plain', or another graph"
             )
 
-    def read(self, data: Mapping[str, Any]) -> Schedule:
-        return schedule_from_dict(data)
-
-    def spec(
-        self,
-        problem: TensorProductProblem,
-        operation: str,
-        direction: str | Direction,
-        dtype: str,
-        layout: str,
-        facts: DeviceFacts,
-        deterministic: bool = False,
-    ) -> Spec:
-        asked = DIRECTIONS[direction] if isinstance(direction, str) else direction
+    def blank_spec(
+        self, problem: Any, operation: str, asked: Any, dtype: str, layout: str, facts: DeviceFacts, deterministic: bool
+    ) -> Any:
         if deterministic and operation == "conv":
             # Several kernels share the work; this one uses the direction's schedule.
             asked = fixed_order_parts(asked)[-1]

@@ -81,12 +81,6 @@ def live_rows(direction: HarmonicsDirection, body: Body) -> tuple[str, ...]:
     return (*reads, *(row for slot, row in (("x", "out_v"), ("g", "out_g")) if slot in direction.outputs))
 
 
-def tile_stride(elements: int, dtype: str) -> int:
-    """Elements from row to row of a tile: a row of an even number of 16-byte pieces is padded by one piece."""
-    width = 16 // BYTES[dtype]
-    return elements + width if elements % (2 * width) == 0 else elements
-
-
 def harmonics_plan(spec: HarmonicsSpec) -> HarmonicsPlan:
     """The plan of a spec; ScheduleError with the broken limit."""
     body, dim, schedule, facts = _body(spec.problem, spec.direction), spec.problem.dim_out, spec.schedule, spec.facts
@@ -100,7 +94,9 @@ def harmonics_plan(spec: HarmonicsSpec) -> HarmonicsPlan:
     if schedule.staging == "none":
         return HarmonicsPlan(spec, body, live, dim)
     if schedule.staging == "ahead":
-        stride = tile_stride(dim, spec.dtype)
+        # A row of an even number of 16-byte pieces is padded by one piece.
+        width = 16 // BYTES[spec.dtype]
+        stride = dim + width if dim % (2 * width) == 0 else dim
         copies = {row: 1 if row.startswith("out") else schedule.stages for row in live}
         each = sum(count * (ROWS[row].elements or stride) for row, count in copies.items())
     else:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, ClassVar
@@ -42,6 +43,10 @@ class HarmonicsCudaSchedule(HarmonicsSchedule):
         "min_blocks": (0, 1, 2, 3, 4, 6, 8, 12, 16),
         "stages": (1, 2, 3, 4),
     }
+
+    @property
+    def canonical(self) -> HarmonicsCudaSchedule:
+        return self if self.staging == "ahead" else dataclasses.replace(self, stages=HarmonicsCudaSchedule.stages)
 
 
 @dataclass(frozen=True)

@@ -250,7 +250,7 @@ def path_steps(plan: PairPlan, path: PairPath, terms: PathTerms) -> Iterator[str
     if makes:
         lines += [*_over_pairs(plan, path, terms, _z_lines, {y for sums in wanted.z for _, y in sums}), "team.sync();"]
     if not plan.is_direct:
-        lines += [*weight_step(plan, path), "team.sync();"]
+        lines += [*(_dense(plan, path) if plan.is_dense(path) else _single(plan, path)), "team.sync();"]
     if wanted.d:
         # Other lanes may read these sums.
         lines += [*_over_pairs(plan, path, terms, _gradient_lines, {y for y, _ in wanted.x}), "team.sync();"]
@@ -422,11 +422,6 @@ def _add_sums(path: PairPath, terms: PathTerms, together: bool) -> Iterator[str]
 # A path with a weight for every pair and copy of the output is a small matrix product: lanes take columns of the matrix
 # (and several rows if there are fewer columns than lanes), so that each weight is read once, in memory order. All other
 # paths have one weight a pair, or none.
-
-
-def weight_step(plan: PairPlan, path: PairPath) -> list[str]:
-    """What a path adds to ``o_g``, ``out_w`` and ``d``."""
-    return list(_dense(plan, path) if plan.is_dense(path) else _single(plan, path))
 
 
 def _put_weight(plan: PairPlan, at: str, value: str) -> str:

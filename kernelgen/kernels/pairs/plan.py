@@ -137,7 +137,6 @@ class PairPlan:
 
     @property
     def teams(self) -> int:
-        """Teams in a block (GPU)."""
         schedule = self.spec.schedule
         assert isinstance(schedule, CudaSchedule)
         return schedule.block_size // schedule.lanes

@@ -86,7 +86,15 @@ class RadialWalk(GroupEmitter):
         self.put("const int run_of_first = run_of(team, b.spans, num_out, first_edge);")
         (self._leave_matrix if at_once else self._load_matrix)()
         with self.scope("for (int run = run_of_first; run < num_out; ++run)"):
-            self._edges_of_run()
+            # A receiver and those of its edges that are in the warp's share; all lanes have the same: compilers see it.
+            self.put(
+                "const int* const span = b.spans + 3 * run;",
+                "const int node = team.broadcast(span[0], 0);",
+                "const int begin = team.broadcast(max(span[1], first_edge), 0);",
+                "const int end = team.broadcast(min(span[2], end_edge), 0);",
+                "if (begin >= end_edge) break;",
+                "if (begin >= end) continue;",
+            )
             self.put(f"Node{self.number} kept = {{}};")
             if self.has_cotangents:
                 self._stage_node()
@@ -99,17 +107,6 @@ class RadialWalk(GroupEmitter):
             elif "g" in self.live:
                 self.put(*(self._put_node(block) for block in self.group.out))
         return self.lines
-
-    def _edges_of_run(self) -> None:
-        """A receiver and those of its edges that are in the warp's share. All lanes have the same: compilers see it."""
-        self.put(
-            "const int* const span = b.spans + 3 * run;",
-            "const int node = team.broadcast(span[0], 0);",
-            "const int begin = team.broadcast(max(span[1], first_edge), 0);",
-            "const int end = team.broadcast(min(span[2], end_edge), 0);",
-            "if (begin >= end_edge) break;",
-            "if (begin >= end) continue;",
-        )
 
     def _stage_node(self) -> None:
         """The receiver's cotangents to shared memory, which all lanes have read for the receiver before.
@@ -277,8 +274,6 @@ ANEW_AFTER = {"four": 4, "reloaded": 1}
 
 
 class RadialGroup(RadialWalk):
-    """The functions of one path group."""
-
     @property
     def cost(self) -> int:
         """The work of an edge, measured in instructions: those of a path are about its statements and its products.

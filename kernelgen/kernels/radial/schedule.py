@@ -64,6 +64,12 @@ class RadialSchedule(Knobs):
     }
     younger: ClassVar[tuple[str, ...]] = ("coupled", "ahead", "products", "paths_at_once")
 
+    @property
+    def canonical(self) -> RadialSchedule:
+        if self.products == "wgmma":
+            return self
+        return dataclasses.replace(self, paths_at_once=RadialSchedule.paths_at_once)
+
     def by_single_warps(self) -> RadialSchedule:
         """The nearest form without ``wgmma``: a value has two tiles at most, which leave no room for loads ahead."""
         form = dataclasses.replace(self, products="mma", paths_at_once=RadialSchedule.paths_at_once)

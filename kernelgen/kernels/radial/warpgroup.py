@@ -135,8 +135,6 @@ class WarpgroupRows(ScaledEdgeRows):
 
 
 class WarpgroupGroup(ProductsInFlight, CoupledGroup):
-    """The functions of one path group."""
-
     # So all four warps stage edges in the same steps: while one waits for memory, the others wait for it.
     most_staged = "(!is_there ? 0 : round % 2 ? 16 : STAGE)"
     _of_block = _taken_count = ""
@@ -457,8 +455,6 @@ class WarpgroupChannelRows(ChannelRows):
 
 
 class WarpgroupValues(ProductsInFlight):
-    """The functions of one path group."""
-
     def __init__(self, plan: RadialPlan, number: int, group: Group) -> None:
         super().__init__(plan, number, group)
         self.lay = WarpgroupChannelRows(plan.spec.schedule.tiles, copies=plan.copies(group))

@@ -128,7 +128,8 @@ def test_peers_warm_up_with_as_many_calls_as_they_need(monkeypatch: pytest.Monke
             return 3.0
 
     monkeypatch.setattr(timing, "Sampler", Recorder)
-    session.peers = {"slow": types.SimpleNamespace(warm_up_calls=60), "quick": types.SimpleNamespace(warm_up_calls=3)}
+    adapters = {"slow": types.SimpleNamespace(warm_up_calls=60), "quick": types.SimpleNamespace(warm_up_calls=3)}
+    session.peers = {name: types.SimpleNamespace(adapter=adapter) for name, adapter in adapters.items()}
     for name in ("slow", "quick", "ours"):
         session.contenders[name] = types.SimpleNamespace(force_step=None)
         answer = session.warm_up(name, "force+step")

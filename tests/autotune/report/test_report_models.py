@@ -50,7 +50,7 @@ def opened(page: Rendered) -> str:
 
 
 def models_section(rows: Sequence[ModelRow]) -> str:
-    return opened(render("models.html", "x", {}, models=models.models(rows)))
+    return opened(render("models.html", "x", {}, models=rows))
 
 
 def details(row: SuiteRow) -> str:

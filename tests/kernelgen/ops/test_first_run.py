@@ -107,12 +107,13 @@ def test_a_schedule_that_does_not_compile_is_left_out(choices: list[Choice], mon
 
     monkeypatch.setattr(runners, "load_kernel", refuse)
     operator, given = shortlisted(OTHERS[:1]), cases.case(edges=EDGES)
-    found = operator.run_forward(*(given.tensors[name] for name in "xyw"), given.sender, given.receiver, given.num_out)
+    edges = (given.sender, given.receiver, given.num_out)
+    found = reference.run_direct(operator, "forward", given.tensors, *edges)["g"]
     assert reference.relative_error(found, reference.expected(given, "forward")["g"]) < 1e-12
     assert choices[0].place == 0 and choices[0].times_us[1] == math.inf
     broken = build(cases.problem(), OTHERS[0], dtype=torch.float64, shortlists={"forward": OTHERS[:1]})
     with pytest.raises(CompileError, match="too many registers"):
-        broken.run_forward(*(given.tensors[name] for name in "xyw"), given.sender, given.receiver, given.num_out)
+        reference.run_direct(broken, "forward", given.tensors, *edges)
 
 
 def test_a_wrong_result_or_none_is_not_chosen() -> None:
@@ -170,10 +171,10 @@ def test_threads_agree(choices: list[Choice]) -> None:
     from concurrent.futures import ThreadPoolExecutor
 
     operator, given = shortlisted(), cases.case(edges=EDGES)
-    given_xyw = [given.tensors[name] for name in "xyw"]
+    edges = (given.sender, given.receiver, given.num_out)
 
     def run(_: int) -> torch.Tensor:
-        return operator.run_forward(*given_xyw, given.sender, given.receiver, given.num_out)
+        return reference.run_direct(operator, "forward", given.tensors, *edges)["g"]
 
     with ThreadPoolExecutor(4) as pool:
         found = list(pool.map(run, range(8)))
@@ -194,13 +195,15 @@ def test_on_a_gpu_one_is_chosen_by_its_time_and_never_while_a_graph_is_captured(
     sender, receiver = (index.cuda() for index in edges if index is not None)
     order = operator.order(sender, receiver, len(x), given.num_out)
     stream, graph = torch.cuda.Stream(), torch.cuda.CUDAGraph()
-    operator.run_forward(x[:, :], y[:1], w[:1], sender[:1], receiver[:1], given.num_out)  # loads the first schedule
+    one_edge = {"x": x[:, :], "y": y[:1], "w": w[:1]}  # loads the first schedule
+    reference.run_direct(operator, "forward", one_edge, sender[:1], receiver[:1], given.num_out)
+    tensors, whole = {"x": x, "y": y, "w": w, "g": g}, (sender, receiver, given.num_out, order)
     with torch.cuda.graph(graph, stream=stream):
-        captured = operator.run_forward(x, y, w, sender, receiver, given.num_out, order)
+        captured = reference.run_direct(operator, "forward", tensors, *whole)["g"]
     graph.replay()
     assert not choices and set(operator.shortlists) == set(names)
-    found = operator.run_forward(x, y, w, sender, receiver, given.num_out, order)
-    first = operator.run_backward(x, y, w, g, sender, receiver, given.num_out, order)
+    found = reference.run_direct(operator, "forward", tensors, *whole)["g"]
+    first = reference.run_direct(operator, "backward", tensors, *whole)
     for value in (captured, found):
         assert reference.relative_error(value.cpu(), reference.expected(given, "forward")["g"]) < 1e-12
     for slot, expected in reference.expected(given, "backward").items():

@@ -46,8 +46,8 @@ def test_only_what_a_pass_uses_is_computed(monkeypatch: pytest.MonkeyPatch) -> N
     operator = build_harmonics(L3, dtype=torch.float64)
     v, w = vectors()[:4].requires_grad_(), torch.ones(16, dtype=torch.float64, requires_grad=True)
     (first,) = torch.autograd.grad((operator(v) * w).sum(), v, create_graph=True)
-    asked, run = [], operator.run_double_backward
-    monkeypatch.setattr(operator, "run_double_backward", lambda *given: asked.append(given[-1]) or run(*given))
+    asked, run = [], operator.op_double_backward
+    monkeypatch.setattr(operator, "op_double_backward", lambda *given: asked.append(given[-1]) or run(*given))
     torch.autograd.grad(first.sum(), w, retain_graph=True)
     torch.autograd.grad(first.sum(), v, retain_graph=True)
     first.sum().backward()
@@ -96,13 +96,13 @@ def test_rows_that_disagree_are_refused() -> None:
     with pytest.raises(
         InputError, match=r"the cotangent g is torch.float32 \(4, 15\).*expected torch.float32 \(4, 16\)"
     ):
-        operator.run_backward(v, torch.zeros(4, 15))
+        operator.op_backward(v, torch.zeros(4, 15), "x")
     with pytest.raises(InputError, match=r"the tangent t is torch.float32 \(5, 3\)"):
-        operator.run_double_backward(v, torch.zeros(4, 16), torch.zeros(5, 3))
+        operator.op_double_backward(v, torch.zeros(4, 16), torch.zeros(5, 3), "xg")
     with pytest.raises(InputError, match=r"v is torch.float32 \(4, 2\)"):
-        operator.run_forward(v[:, :2])
+        operator.op_forward(v[:, :2])
     with pytest.raises(ProblemError, match="outputs are 'gx'"):
-        operator.run_double_backward(v, torch.zeros(4, 16), v, "gx")
+        operator.op_double_backward(v, torch.zeros(4, 16), v, "gx")
     with pytest.raises(ProblemError, match="direction is 'sideways'"):
         operator.source("sideways")
     with pytest.raises(InputError, match="dtype is torch.float16; expected torch.float32 or torch.float64"):

@@ -18,6 +18,7 @@ from operator_cases import (
     wanted,
 )
 
+from kernelgen.arithmetic.directions import double_backward
 from kernelgen.ops.product import Operator, build
 from kernelgen.problem.product import TensorProductProblem
 from kernelgen.runtime.graph import edge_order
@@ -49,10 +50,9 @@ def test_int32_indices(schedule: str) -> None:
 def test_bare_calls_overwrite_poisoned_outputs(schedule: str) -> None:
     given, op = case(), operator(schedule)
     t, graph = given.tensors, (given.sender, given.receiver, given.num_out)
-    found = {"out": op.run_forward(t["x"], t["y"], t["w"], *graph, poison=True)}
-    found |= op.run_backward(t["x"], t["y"], t["w"], t["g"], *graph, poison=True)
-    tangents = {name: t["t" + name] for name in "xyw"}
-    second = op.run_double_backward(t["x"], t["y"], t["w"], t["g"], tangents, *graph, poison=True)
+    found = {"out": reference.run_direct(op, "forward", t, *graph, poison=True)["g"]}
+    found |= reference.run_direct(op, "backward", t, *graph, poison=True)
+    second = reference.run_direct(op, "double_backward", t, *graph, poison=True)
     assert_same(found | {"2" + name: grad for name, grad in second.items()}, wanted(given))
 
 
@@ -159,9 +159,7 @@ def test_second_gradients_without_some_tangents_and_outputs() -> None:
     for tangent in "xyw":
         parts = {}
         for outputs in ("xw", "yg"):
-            parts |= op.run_double_backward(
-                t["x"], t["y"], t["w"], t["g"], {tangent: t["t" + tangent]}, *graph, outputs=outputs
-            )
+            parts |= reference.run_direct(op, double_backward(tangent, outputs), t, *graph)
         assert not parts[tangent].any(), "the form is linear in each operand"
         for name in "xywg":
             total[name] += parts[name]

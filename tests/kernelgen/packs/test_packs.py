@@ -11,6 +11,7 @@ from pathlib import Path
 import operator_cases
 import packed_calls
 import pytest
+import reference
 import torch
 from places import ROOT
 
@@ -26,13 +27,14 @@ CALLS = [Call("tp_forward", OPERATOR.text), Call("tp_backward", OPERATOR.text, "
 PROGRAM = """
 import sys, time, torch
 sys.path.insert(0, "tests/support")
-import operator_cases
+import operator_cases, reference
 op, case = operator_cases.operator(), operator_cases.case()
 x, y, w = (case.tensors[name] for name in "xyw")
 begin = time.perf_counter()
 with operator_cases.torch.no_grad():
     out = op(x, y, w, case.sender, case.receiver, num_out=case.num_out)
-found = op.run_backward(x, y, w, case.tensors["g"], case.sender, case.receiver, outputs="y")["y"]
+edges = (case.sender, case.receiver, case.num_out)
+found = reference.run_direct(op, "edge_backward", case.tensors, *edges)["y"]
 print(time.perf_counter() - begin, float(out.sum() + found.sum()))
 """
 
@@ -60,10 +62,9 @@ def test_a_process_without_compiler_and_cache_runs_from_a_pack(pack: Path, tmp_p
     assert done.returncode == 0, done.stderr
     seconds, total = map(float, done.stdout.split())
     case = operator_cases.case()
-    x, y, w = (case.tensors[name] for name in "xyw")
     graph = (case.sender, case.receiver, case.num_out)
-    wanted = OPERATOR.run_forward(x, y, w, *graph).sum()
-    wanted += OPERATOR.run_backward(x, y, w, case.tensors["g"], *graph[:2], outputs="y")["y"].sum()
+    wanted = reference.run_direct(OPERATOR, "forward", case.tensors, *graph)["g"].sum()
+    wanted += reference.run_direct(OPERATOR, "edge_backward", case.tensors, *graph)["y"].sum()
     assert abs(total - float(wanted)) < 1e-12 * abs(float(wanted)) + 1e-12
     assert seconds < 2 and not list(tmp_path.iterdir())
     assert "no C++ compiler" in run(tmp_path).stderr

@@ -39,20 +39,14 @@ class DoublingKind(KernelKind):
     ) -> None:
         """All are legal."""
 
-    def read(self, data: Mapping[str, Any]) -> Knobs:
+    @staticmethod
+    def read(data: Mapping[str, Any]) -> Knobs:
         return DoublingSchedule(data["unroll"])
 
-    def spec(
-        self,
-        problem: Any,
-        operation: str,
-        direction: Any,
-        dtype: str,
-        layout: str,
-        facts: DeviceFacts,
-        deterministic: bool = False,
+    def blank_spec(
+        self, problem: Any, operation: str, asked: Any, dtype: str, layout: str, facts: DeviceFacts, deterministic: bool
     ) -> DoublingSpec:
-        return DoublingSpec(problem, direction, DoublingSchedule(), dtype, facts)
+        return DoublingSpec(problem, asked, DoublingSchedule(), dtype, facts)
 
     def default(self, spec: Any, num_edges: int | None) -> Knobs:
         return DoublingSchedule()
