@@ -2,11 +2,12 @@
 // warp (mma.m16n8k16, ldmatrix, movmatrix, "Matrix Fragments"), products exact, sums in double and rounded once. Those of
 // four warps (wgmma) are in warpgroup_emulator.hpp.
 static float half_value(unsigned bits) {
-    const int sign = bits >> 15 & 1, exponent = bits >> 10 & 31, fraction = bits & 1023;
-    const double size = exponent == 31 ? (fraction ? __builtin_nan("") : __builtin_inf())
-                        : exponent     ? __builtin_ldexp(1024 + fraction, exponent - 25)
-                                       : __builtin_ldexp(fraction, -24);
-    return float(sign ? -size : size);
+    union { unsigned u; float f; } both;
+    const unsigned exponent = bits >> 10 & 31;
+    both.u = (bits & 0x7fff) << 13;
+    if (exponent == 31) both.u += (255u - 31) << 23;  // infinity, or no number
+    else both.f *= 0x1p112f;  // from one bias of the exponent to the other, subnormal ones too
+    return bits >> 15 & 1 ? -both.f : both.f;
 }
 static unsigned half_bits(float value) {  // rounds to nearest, ties to even
     union { float f; unsigned u; } both;
