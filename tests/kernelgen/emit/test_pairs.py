@@ -49,7 +49,7 @@ def test_convolutions(problem: TensorProductProblem, fuse: bool) -> None:
     assert_matches_e3nn(operator, make_case(problem, "conv"), DIRECTIONS, 1e-10)
 
 
-@pytest.mark.parametrize(("place", "mode"), enumerate(["uvw", "uuu", "uvu"]))
+@pytest.mark.parametrize(("mode", "place"), [("uvw", 0), ("uuu", 1), ("uvu", 2)])
 def test_shared_weights(mode: str, place: int) -> None:
     problem = of_mode(mode, shared=True)
     operator = build(problem, HostSchedule(accumulate="atomics", threads=2), operation="plain", dtype=torch.float64)
