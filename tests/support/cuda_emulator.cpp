@@ -201,7 +201,8 @@ static bool is_open[MOST];  // between a fence and the end of a group
 static bool is_shown[MOST];
 
 static void forget_products(int lane) {
-    for (Unfinished& one : unfinished[lane]) one.sums = nullptr;
+    if (groups_begun[lane] || is_open[lane])
+        for (Unfinished& one : unfinished[lane]) one.sums = nullptr;
     groups_begun[lane] = 0, is_open[lane] = is_shown[lane] = false;
 }
 
