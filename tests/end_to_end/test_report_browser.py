@@ -156,6 +156,7 @@ def test_every_figure_has_a_text(visit: Any, path: Path) -> None:
         assert role == "img" and len(text) > 40 and any(letter.isdigit() for letter in text), text
 
 
+@pytest.mark.covering(1)
 @pytest.mark.parametrize("scheme", ["light", "dark"])
 def test_text_is_readable_in_light_and_dark(visit: Any, path: Path, scheme: str) -> None:
     page = visit(path, color_scheme=scheme)
@@ -165,6 +166,7 @@ def test_text_is_readable_in_light_and_dark(visit: Any, path: Path, scheme: str)
     assert poor == []
 
 
+@pytest.mark.covering(1)
 @pytest.mark.parametrize("width", [1280, 400])
 def test_the_page_never_scrolls_sideways(visit: Any, path: Path, width: int) -> None:
     page = visit(path, width)

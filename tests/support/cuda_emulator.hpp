@@ -2,10 +2,9 @@
 // its warp and at barriers of its block. Slow and exact; it tests indexing, exchanges and who-writes-what where there is no GPU.
 // With HIP_WAVE the text is of the HIP form for waves of so many lanes: exchanges of a wave are those of its header.
 // Small headers only: parsing the standard library's would take as long as compiling the kernel.
-#include <setjmp.h>
+// What no text changes is in cuda_emulator.cpp, which is compiled once, with optimisation.
 #include <stdio.h>
 #include <stdlib.h>
-#include <ucontext.h>
 
 #define __device__
 #define __forceinline__ inline
@@ -35,41 +34,17 @@ static inline double pow(double x, double y) { return __builtin_pow(x, y); }
 static inline float tanh(float x) { return __builtin_tanhf(x); }
 static inline double tanh(double x) { return __builtin_tanh(x); }
 
-struct Dim { unsigned x; };
-static Dim threadIdx, blockIdx, gridDim, blockDim;
 struct uint4 { unsigned x, y, z, w; };
 static uint4 make_uint4(unsigned x, unsigned y, unsigned z, unsigned w) { return {x, y, z, w}; }
-__align__(16) unsigned char shared_bytes[256 * 1024];
+
+#include "cuda_emulator_runtime.hpp"
+using namespace emulator;
 
 #ifndef HIP_WAVE
 #define HIP_WAVE 32
 #define IS_CUDA 1
 #endif
-typedef unsigned long long Mask;  // of the lanes that run in step
-static const int WARP = HIP_WAVE, MOST = 1024, STACK = 1 << 18;
-// Lanes run on stacks of their own. They change by _longjmp, which unlike swapcontext asks nothing of the system.
-static jmp_buf scheduler, lanes[MOST];
-static bool started[MOST], finished[MOST];
-static long long arrived[MOST], arrived_in_block[MOST], arrived_in_group[MOST];
-static int current, threads_in_block;
-alignas(16) static unsigned char slots[MOST][16];
-
-static void yield() {
-    if (!_setjmp(lanes[current])) _longjmp(scheduler, 1);
-}
-
-// Waits until all lanes from `first` on whose bit is set (all `count` of them where there is no mask) have come here.
-static void wait_for(long long* counts, int first, int count, Mask mask) {
-    const long long mine = ++counts[current];
-    for (int l = 0; l < count; ++l)
-        while ((count > WARP || (mask >> l & 1)) && counts[first + l] < mine) {
-            if (finished[first + l]) { fprintf(stderr, "lane %d left before a barrier\n", l); abort(); }
-            yield();
-        }
-}
-
-static void barrier(Mask mask) { wait_for(arrived, current / WARP * WARP, WARP, mask); }
-static void __syncthreads() { wait_for(arrived_in_block, 0, threads_in_block, ~0ull); }
+static void __syncthreads() { wait_for_block(); }
 
 template <class T>
 static T exchange(Mask mask, T value, int from) {
@@ -112,7 +87,6 @@ static T lane_value(Mask mask, T value, int lane) {
 #endif
 
 // The zeros of a kernel that writes them itself: by its first blocks, which here run first.
-static bool must_wait = false, waited[MOST];
 static void await_zeros(const unsigned long long* ready, unsigned long long launch) {
     if (*ready != launch) { fprintf(stderr, "a wait that would not end\n"); abort(); }
     waited[current] = true;
@@ -134,13 +108,28 @@ static T atomicAdd(T* p, T value) {
 #define equitune_contraction equitune_kernel  // some kinds have a name of their own
 #define equitune_radial equitune_kernel
 #ifdef TENSOR_CORES
-#pragma GCC push_options
-#pragma GCC optimize("O1")
-#include "tensor_core_emulator.hpp"
-#pragma GCC pop_options
+static unsigned __reduce_max_sync(unsigned mask, unsigned value) { return reduce_max(mask, value); }
+template <bool TRANSPOSED>
+static void load_matrix(const unsigned short* row, unsigned (&r)[4]) { emulator::load_matrix(row, r, TRANSPOSED); }
+static void multiply_add(float (&d)[4], const unsigned (&a)[2], unsigned b) {  // mma.m16n8k8: the other columns of a are zeros
+    multiply_add(d, {a[0], a[1], 0u, 0u}, {b, 0u});
+}
 #endif
 #ifdef WARPGROUPS
-#include "warpgroup_emulator.hpp"
+static void meet() { wait_for_warpgroup(); }
+static void begin_products(unsigned (&)[4], unsigned (&)[4]) { begin_products(); }
+template <int LEFT>
+static void wait_for_products() { wait_for_products(LEFT); }
+template <int LEFT, int TILES>
+static void wait_for(float (&d)[TILES][4]) { wait_for_sums(&d[0][0], LEFT); }
+template <bool ADDS, int TILES>
+static void multiply_async(float (&d)[TILES][4], unsigned long long a, unsigned long long b) {
+    multiply_shared(&d[0][0], TILES, ADDS, a, b);
+}
+template <bool ADDS, int TILES>
+static void multiply_async(float (&d)[TILES][4], const unsigned (&a)[4], unsigned long long b) {
+    multiply_registers(&d[0][0], TILES, ADDS, a, b);
+}
 #endif
 #include KERNEL_TEXT
 #ifdef ZEROS_INSIDE
@@ -166,54 +155,15 @@ static void run_kernel() {
 #endif
 }
 
-// A lane of one block after the other.
-static void lane_main() {
-    for (;;) {
-        run_kernel();
-        finished[current] = true;
-        yield();
-    }
-}
-
-static void resume(char* stack) {
-    if (_setjmp(scheduler)) return;
-    if (started[current]) _longjmp(lanes[current], 1);
-    started[current] = true;
-    ucontext_t lane;
-    getcontext(&lane);
-    lane.uc_stack.ss_sp = stack;
-    lane.uc_stack.ss_size = STACK;
-    makecontext(&lane, lane_main, 0);
-    setcontext(&lane);
-}
-
 extern "C" void emulate(const void** pointers, long long edges, long long in, long long out, int blocks, int threads) {
     for (int i = 0; i < 16; ++i) call.p[i] = pointers[i];
     call.edges = edges, call.in = in, call.out = out;
-    char* stacks = static_cast<char*>(malloc((size_t)threads * STACK));
-    threads_in_block = threads;
+    must_wait = false;
 #ifdef ZEROS_INSIDE
     must_wait = true;
     __builtin_memset(words, 0, sizeof words);
 #endif
-    gridDim.x = blocks, blockDim.x = threads;
-    for (int block = 0; block < blocks; ++block) {
-        __builtin_memset(shared_bytes, 0xff, sizeof shared_bytes);  // not a number in any format, as a device may leave it
-        for (int l = 0; l < threads; ++l) {
-            if (block == 0) started[l] = false;
-            finished[l] = waited[l] = false, arrived[l] = arrived_in_block[l] = arrived_in_group[l] = 0;
-        }
-        for (bool busy = true; busy;) {
-            busy = false;
-            for (current = 0; current < threads; ++current)
-                if (!finished[current]) {
-                    busy = true;
-                    blockIdx.x = block, threadIdx.x = current;
-                    resume(stacks + (size_t)current * STACK);
-                }
-        }
-    }
-    free(stacks);
+    run_blocks(run_kernel, blocks, threads, HIP_WAVE);
 #ifdef ZEROS_INSIDE
     if (words[0]) { fprintf(stderr, "the next launch would count wrongly\n"); abort(); }
     for (int line = 1; line <= COPIES; ++line)

@@ -63,18 +63,29 @@ def emulate_addresses(
     )
 
 
+@functools.cache
+def with_runtime() -> Path:
+    """The emulator's header, whose functions this process has from now on."""
+    shim = Path(__file__).with_name("cuda_emulator.hpp")
+    with tempfile.TemporaryDirectory() as folder:
+        library = Path(folder) / "emulator.so"
+        command = ["g++", "-std=c++17", "-O2", "-shared", "-fPIC", "-nodefaultlibs"]
+        subprocess.run([*command, str(shim.with_suffix(".cpp")), "-lgcc", "-o", str(library)], check=True)
+        ctypes.CDLL(str(library), mode=ctypes.RTLD_GLOBAL)
+    return shim
+
+
 @functools.lru_cache(maxsize=64)
 def _compiled(text: str, flags: tuple[str, ...]) -> Callable[..., None]:
     """The function that executes a kernel's text."""
     with tempfile.TemporaryDirectory() as folder:
         kernel, library = Path(folder) / "kernel.inc", Path(folder) / "kernel.so"
         kernel.write_text(text)
-        shim = Path(__file__).with_name("cuda_emulator.hpp")
         # Without the C libraries, which this process has anyway: linking them takes a fifth of the time.
         command = ["g++", "-x", "c++", "-std=c++17", "-O0", "-w", "-shared", "-fPIC", "-nodefaultlibs", *flags]
         command += ["-fno-exceptions", "-fno-asynchronous-unwind-tables"]
         command.append(f'-DKERNEL_TEXT="{kernel}"')
-        subprocess.run([*command, str(shim), "-lgcc", "-o", str(library)], check=True)
+        subprocess.run([*command, str(with_runtime()), "-lgcc", "-o", str(library)], check=True)
         return ctypes.CDLL(str(library)).emulate
 
 

@@ -12,6 +12,7 @@ from typing import Any
 
 import pytest
 import torch
+from cuda_emulator import with_runtime
 
 from kernelgen.kernels.source import Source
 from kernelgen.ops import edge_networks as products
@@ -28,13 +29,12 @@ def _loaded(source: Source) -> Any:
     with tempfile.TemporaryDirectory() as folder:
         text, library = Path(folder) / "kernel.inc", Path(folder) / "kernel.so"
         text.write_text(source.text)
-        shim = Path(__file__).with_name("cuda_emulator.hpp")
         command = ["g++", "-x", "c++", "-std=c++17", "-O1", "-w", "-shared", "-fPIC"]
         command += [f'-DKERNEL_TEXT="{text}"', f"-DKERNEL_CALL={call}"]
         # Shared memory of an inline function is static here, and else one for all libraries that have such a function.
         command += ["-fno-gnu-unique"]
         command += ["-DTENSOR_CORES"] if "mma.sync" in source.text else []
-        subprocess.run([*command, str(shim), "-o", str(library), "-lm"], check=True)
+        subprocess.run([*command, str(with_runtime()), "-o", str(library), "-lm"], check=True)
         return ctypes.CDLL(str(library)).emulate
 
 

@@ -7,6 +7,7 @@ literal name. That ``import a.b`` also runs ``a/__init__.py`` does not count.
 from __future__ import annotations
 
 import ast
+import functools
 from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 
@@ -28,8 +29,13 @@ ORDERS = {
 Graph = dict[str, set[str]]
 
 
-def imported(path: Path) -> Iterator[tuple[str, tuple[str, ...]]]:
+@functools.cache
+def imported(path: Path) -> tuple[tuple[str, tuple[str, ...]], ...]:
     """Every import of a file: the module's name as written (relative ones with dots), and the names taken from it."""
+    return tuple(_imports(path))
+
+
+def _imports(path: Path) -> Iterator[tuple[str, tuple[str, ...]]]:
     for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"), str(path))):
         if isinstance(node, ast.Import):
             yield from ((alias.name, ()) for alias in node.names)

@@ -119,6 +119,15 @@ def expected(case: Case, direction: str) -> Mapping[str, torch.Tensor]:
     return dict(zip(outputs, second, strict=True))
 
 
+# Their kernels have parts of what those of backward and double_backward have.
+PARTIAL = ("source_backward", "edge_backward", "joint_backward")
+
+
+def directions_with_one_part(place: int) -> list[str]:
+    """All but two of ``PARTIAL``: of as many cases as there are, each part is in one."""
+    return [name for name in DIRECTIONS if name not in PARTIAL or name == PARTIAL[place % len(PARTIAL)]]
+
+
 def relayout(rows: torch.Tensor, irreps: str, *, to_ir_mul: bool) -> torch.Tensor:
     """Convert feature rows from mul_ir to ir_mul, or back."""
     parts, offset = [], 0

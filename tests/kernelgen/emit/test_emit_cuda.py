@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 import dataclasses
-import itertools
 
 import pytest
 from cuda_emulator import run_direction as run
-from reference import expected, make_case, relative_error
+from reference import directions_with_one_part, expected, make_case, relative_error
 
 from kernelgen.arithmetic.directions import DIRECTIONS, fixed_order_parts
 from kernelgen.device import cuda_facts
@@ -164,13 +163,10 @@ FORMS = {
 
 
 CASES = [(form, False) for form in FORMS] + [(form, True) for form in ("half-warps", "atomics", "plain-staged", "odd")]
-# Their kernels have parts of what others have: each form runs in one of them, and the others are slow.
-PARTIAL = ("source_backward", "edge_backward", "joint_backward")
+# Each form runs in one of the directions that have parts of what others have; with two more it is slow.
 EACH_DIRECTION = [
-    pytest.param(
-        *case, direction, marks=[pytest.mark.slow] if direction in PARTIAL[:place] + PARTIAL[place + 1 :] else []
-    )
-    for place, case in zip(itertools.cycle(range(3)), CASES, strict=False)
+    pytest.param(*case, direction, marks=[] if direction in directions_with_one_part(place) else [pytest.mark.slow])
+    for place, case in enumerate(CASES)
     for direction in DIRECTIONS
 ]
 

@@ -13,8 +13,10 @@ import pytest
 import torch
 from places import SUPPORT
 
+from kernelgen.compile.host import HostCompiler
 from kernelgen.compile.pack_file import PackFile
 from kernelgen.device import assumed, cuda_facts
+from kernelgen.packs import library as sources
 from kernelgen.packs.library import build_library
 from kernelgen.packs.write import write_calls
 
@@ -145,6 +147,23 @@ def test_what_a_pack_lacks_and_what_does_not_fit_is_said(library: Path, pack: Pa
         assert isinstance(text, str) and wanted in text
 
 
+def test_nothing_of_python_is_included_or_linked(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """By the compiler's call; the library itself is asked in slow tests."""
+    calls = []
+
+    def build(compiler: HostCompiler, text: str, *rest: object, **limits: float) -> bytes:
+        calls.append((text, *rest))
+        return b"library"
+
+    monkeypatch.setattr(sources, "build", build)
+    assert build_library(tmp_path / "libequitune.so").read_bytes() == b"library"
+    ((text, *_, flags),) = calls
+    assert [flag for flag in flags if flag.startswith("-l")] == ["-ltorch_cpu", "-lc10", "-ldl", "-lgcc_s"]
+    texts = [text, *(path.read_text() for path in sources.source_folder().glob("*.h*"))]
+    assert not [line for one in texts for line in one.splitlines() if "#include" in line and "ython" in line]
+
+
+@pytest.mark.slow
 def test_the_library_links_no_python(library: Path) -> None:
     listed = subprocess.run(["ldd", str(library)], capture_output=True, text=True, env=os.environ).stdout
     assert "libtorch_cpu" in listed and "python3" not in listed.replace(str(Path(torch.__file__).parent), "")
