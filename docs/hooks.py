@@ -1,7 +1,7 @@
 """What the documentation site takes from the repository: tables of the records in ``results/``, and the commands.
 
-In: a page with a line ``<!-- table: NAME -->``, and the JSON files of ``results/``. Out: the page with that table in the
-line's place. ``TABLES`` at the end of the file has all names. mkdocs calls ``on_files`` and ``on_page_markdown``.
+In: a page with a line ``<!-- table: NAME -->``, and the JSON files of ``results/``. Out: the page with that table in
+the line's place. ``TABLES`` at the end of the file has all names. mkdocs calls ``on_files`` and ``on_page_markdown``.
 """
 
 from __future__ import annotations
@@ -83,7 +83,7 @@ def times_of(row: dict[str, Any]) -> dict[str, float]:
 
 
 def fastest_other(row: dict[str, Any]) -> float | None:
-    """Milliseconds of the fastest path of cuEquivariance, OpenEquivariance or the package that is neither ours nor stock."""
+    """Milliseconds of the fastest path that is neither ours nor stock."""
     return min((t for name, t in times_of(row).items() if not is_ours(name) and name != STOCK), default=None)
 
 

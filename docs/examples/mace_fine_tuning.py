@@ -42,7 +42,7 @@ for _ in range(5):
         optimizer.step()
         total += float(loss.detach())
     losses.append(total)
-print(f"the loss fell in every epoch: {all(b < a for a, b in zip(losses, losses[1:]))}")
+print(f"the loss fell in every epoch: {losses == sorted(losses, reverse=True)}")
 
 restore(model)
 torch.save(model, "tuned.model")

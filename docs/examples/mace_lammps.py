@@ -52,9 +52,9 @@ subprocess.run([*command, "-l:libstdc++.so.6", "-lgcc_s"], check=True)
 atoms = crystal() * (2, 2, 2)
 ase.io.write("atoms.data", atoms, format="lammps-data", specorder=["Si", "Ge"], masses=True)
 Path("in.lammps").write_text(INPUT)
-variables = os.environ | {"EQUITUNE_PACK": "model.pack", "LD_LIBRARY_PATH": str(environment / "lib"), "OMP_NUM_THREADS": "1"}
+variables = {"EQUITUNE_PACK": "model.pack", "LD_LIBRARY_PATH": str(environment / "lib"), "OMP_NUM_THREADS": "1"}
 command = [str(environment / "bin/mpirun"), "-np", "2", str(lammps / "lmp"), "-in", "in.lammps", "-log", "none"]
-done = subprocess.run(command, env=variables, capture_output=True, text=True)
+done = subprocess.run(command, env=os.environ | variables, capture_output=True, text=True)
 assert done.returncode == 0, done.stdout + done.stderr
 rows = [line.split() for line in done.stdout.splitlines()]
 energies = [float(row[1]) for row in rows if len(row) == 3 and row[0] in ("0", "10", "20")]
