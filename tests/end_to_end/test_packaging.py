@@ -140,7 +140,7 @@ def test_a_type_checker_sees_the_types(installed: Path, tmp_path: Path) -> None:
     command = (sys.executable, "-m", "mypy", "--strict", "--config-file=", "--python-executable", python, "script.py")
     done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, env=os.environ | {"PYTHONPATH": ""})
     (only, _) = done.stdout.splitlines()
-    assert "script.py:12" in only and 'Argument "growth" to "capture"' in only
+    assert "script.py:11" in only and 'Argument "growth" to "capture"' in only
 
 
 @pytest.mark.slow
