@@ -2,6 +2,8 @@
 
 In: a page with a line ``<!-- table: NAME -->``, and the JSON files of ``results/``. Out: the page with that table in
 the line's place. ``TABLES`` at the end of the file has all names. mkdocs calls ``on_files`` and ``on_page_markdown``.
+
+README has such lines too, with the tables below them: ``python docs/hooks.py`` writes these anew.
 """
 
 from __future__ import annotations
@@ -352,6 +354,12 @@ def filled(markdown: str) -> str:
     return MARK.sub(lambda found: TABLES[found[1]](), markdown)
 
 
+def renewed(markdown: str) -> str:
+    """A file that keeps its tables below their marks, with the tables as they are now."""
+    below = re.compile(MARK.pattern.removesuffix("$") + r"\n(?:\|.*\n)*", re.MULTILINE)
+    return below.sub(lambda found: f"<!-- table: {found[1]} -->\n{TABLES[found[1]]()}\n", markdown)
+
+
 def on_page_markdown(markdown: str, **_: Any) -> str:
     return filled(markdown)
 
@@ -362,3 +370,8 @@ def on_files(files: Any, *, config: Any) -> Any:
 
     files.append(File.generated(config, "report.png", abs_src_path=str(ROOT / "reports" / "report.png")))
     return files
+
+
+if __name__ == "__main__":
+    readme = ROOT / "README.md"
+    readme.write_text(renewed(readme.read_text()))
