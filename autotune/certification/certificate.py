@@ -10,6 +10,7 @@ For each path and precision :mod:`observations` are made of all structures, in a
 
 from __future__ import annotations
 
+import contextlib
 import copy
 import functools
 import hashlib
@@ -68,7 +69,7 @@ class Effort:
     large: of structures with more atoms only one direction is asked, two runs and no simulation.
     """
 
-    directions: int = 3
+    directions: int = 2
     repeats: int = 10
     dynamics: int = 20
     searched: int = 24
@@ -76,13 +77,15 @@ class Effort:
 
 
 EFFORTS = {
-    "quick": Effort(directions=2, repeats=3, dynamics=8, searched=12),
+    "quick": Effort(directions=1, repeats=3, dynamics=6, searched=12),
     "normal": Effort(),
     "thorough": Effort(directions=8, dynamics=500, searched=60, large=200),
 }
 # Of drawn structures, those that are simulated and run ten times; others run twice.
 _SIMULATED = ("molecule", "crystal")
 _FEW_REPEATS = 2
+# What stock in float64 is asked: what others are compared with, and what says how exact it is itself.
+_OF_REFERENCE = (asked.GIVEN, asked.ROTATED, asked.MOVED, asked.DISPLACED, asked.DYNAMICS)
 
 
 # A path in its process.
@@ -260,8 +263,8 @@ def certify(
 
     model: a checkpoint's path, the name of a published model, ``module:function``, a module, or a WholeModel; modules
     are copied. structures: by name, or in their order; None draws them from the model's elements.
-    paths: names (``equitune``, ``captured``, ``cuequivariance``, ``openequivariance``, other contenders of the package);
-    or by name a function that makes the model by a path of your own from a stock WholeModel, None for a known path.
+    paths: names (``equitune``, ``captured``, ``cuequivariance``, ``openequivariance``, other contenders); or
+    by name a function that makes the model by a path of your own from a stock WholeModel, None for a known path.
     All known ones if none is named. Named models are opened in a process for each path, objects and functions in this.
     dtypes: precisions of the paths. device: cpu, cuda or cuda:N. seed: of structures, rotations and displacements.
     effort: quick, normal or thorough. on_path: called with the growing certificate after each path.
@@ -306,7 +309,7 @@ class _Run:
     paths: tuple[str, ...] = ()
     structures: dict[str, Atoms] = field(default_factory=dict)
     is_drawn: bool = True
-    exact: dict[str, dict[str, Answers]] = field(default_factory=dict)
+    exact: dict[str, Answers] = field(default_factory=dict)
     timesteps: dict[str, float] = field(default_factory=dict)
     own: dict[str, dict[str, dict[tuple[str, str], tuple[float, float]]]] = field(default_factory=dict)
     askers: dict[tuple[str, str], Worker | _Here] = field(default_factory=dict)
@@ -339,28 +342,14 @@ class _Run:
         self.record["paths"] = []
 
     def _add_exact(self, name: str) -> None:
-        """Stock's answers in float64; each precision has a step of its own for difference quotients."""
-        self.exact[name] = {}
-        for dtype in self.dtypes:
-            questions = self.questions(name, dtype)
-            if dtype != self.reference_dtype:
-                # Only what depends on the step is asked again.
-                questions = replace(questions, parts=(asked.GIVEN, asked.DISPLACED))
-            else:
-                first = self._ask(
-                    STOCK, self.reference_dtype, PathSession.answer, replace(questions, parts=(asked.GIVEN,))
-                )
-                if asked.GIVEN in first.errors:
-                    raise InputError(f"stock: {first.errors[asked.GIVEN]}")
-                self.timesteps[name] = asked.timestep_fs(questions.atoms, first.of(asked.GIVEN)["forces"])
-                questions = self.questions(name, dtype)
-            self.exact[name][dtype] = self._ask(STOCK, self.reference_dtype, PathSession.answer, questions)
-        for dtype, answers in self.exact[name].items():
-            reference = self.exact[name].get(self.reference_dtype)
-            if dtype != self.reference_dtype and reference is not None:
-                self.exact[name][dtype] = replace(
-                    reference, values=reference.values | {asked.DISPLACED: answers.values.get(asked.DISPLACED, [])}
-                )
+        """Stock's answers in float64: what others are compared with, and no more."""
+        questions = self.questions(name, self.reference_dtype)
+        first = self._ask(STOCK, self.reference_dtype, PathSession.answer, replace(questions, parts=(asked.GIVEN,)))
+        if asked.GIVEN in first.errors:
+            raise InputError(f"stock: {first.errors[asked.GIVEN]}")
+        self.timesteps[name] = asked.timestep_fs(questions.atoms, first.of(asked.GIVEN)["forces"])
+        questions = replace(self.questions(name, self.reference_dtype), parts=_OF_REFERENCE)
+        self.exact[name] = self._ask(STOCK, self.reference_dtype, PathSession.answer, questions)
 
     def questions(self, name: str, dtype: str, atoms: Atoms | None = None) -> Questions:
         effort, known = self.effort, self.structures.get(name)
@@ -425,7 +414,7 @@ class _Run:
                 continue
             try:
                 if (path, dtype) == (STOCK, self.reference_dtype):
-                    found = self.exact[name][dtype]
+                    found = self.exact[name]
                 else:
                     found = self._ask(path, dtype, PathSession.answer, questions)
             except WorkerError as error:
@@ -435,8 +424,8 @@ class _Run:
             if asked.GIVEN in found.errors:
                 (refused if found.refused else failed)[name] = found.errors[asked.GIVEN]
                 continue
-            cases[name] = Case(questions, found, self.exact[name][dtype])
-            wrong = {part: text for part, text in found.errors.items() if part not in self.exact[name][dtype].errors}
+            cases[name] = Case(questions, found, self.exact[name])
+            wrong = {part: text for part, text in found.errors.items() if part not in self.exact[name].errors}
             failed |= {f"{name}, {part}": text for part, text in wrong.items()}
         row |= {"refused": refused, "failed": failed}
         return cases
@@ -575,10 +564,8 @@ def _provenance(subject: _Subject, opened: Mapping[str, Any], seed: int, effort:
     model = {name: opened[name] for name in ("package", "class", "parameters", "weights", "species", "cutoff", "dtype")}
     if subject.model is None and file.is_file():
         model |= {"file": file.name, "sha256": hashlib.sha256(file.read_bytes()).hexdigest()}
-    try:
+    with contextlib.suppress(importlib.metadata.PackageNotFoundError):
         model["package_version"] = importlib.metadata.version(distribution)
-    except importlib.metadata.PackageNotFoundError:
-        pass
     return {
         "schema": SCHEMA,
         "model": {"name": file.name if file.is_file() else subject.name} | model,

@@ -167,27 +167,27 @@ def _changed_graph(case: Case) -> list[Figure]:
 # Difference quotients. Along each direction d the atoms are at +h d and at -h d.
 
 
-def _quotients(case: Case, answers: Answers) -> np.ndarray:
+def _quotients(answers: Answers) -> np.ndarray:
     """-J d for each direction [directions, atoms, 3], by central differences of forces."""
     runs = answers.values[asked.DISPLACED]
     pairs = zip(runs[0::2], runs[1::2], strict=True)
-    return np.stack([(ahead["forces"] - behind["forces"]) / (2 * case.questions.step) for ahead, behind in pairs])
+    return np.stack([(ahead["forces"] - behind["forces"]) / (2 * answers.step) for ahead, behind in pairs])
 
 
 def _stiffness_size(case: Case) -> float:
     """Rounding of forces is divided by the step."""
-    largest = float(np.abs(_quotients(case, case.exact)).max(initial=0.0))
+    largest = float(np.abs(_quotients(case.exact)).max(initial=0.0))
     return max(largest, sizes(case)["forces"] / case.questions.step, _SMALLEST["stiffness"])
 
 
 def _jacobian(case: Case) -> list[Figure]:
-    difference = _quotients(case, case.found) - _quotients(case, case.exact)
+    difference = _quotients(case.found) - _quotients(case.exact)
     return [Figure("stiffness", _largest(difference), _stiffness_size(case))]
 
 
 def _conservative(case: Case) -> list[Figure]:
     """The Jacobian of forces is symmetric: d J e = e J d for each two directions, a component."""
-    quotients, ways = _quotients(case, case.found), case.questions.directions
+    quotients, ways = _quotients(case.found), case.questions.directions
     products = np.einsum("inx,jnx->ij", ways, quotients) / ways[0].size
     return [Figure("stiffness", _largest(products - products.T), _stiffness_size(case))]
 

@@ -56,11 +56,13 @@ class Questions:
 
 @dataclass
 class Answers:
-    """values: by part, as many as were asked for. total: energies of the simulation [steps + 1], kinetic included.
+    """values: by part, as many as were asked for. step: by which atoms were displaced, in angstrom.
 
+    total: energies of the simulation [steps + 1], kinetic included.
     errors: why a part has no values; refused: whether the path itself said that it does not compute this.
     """
 
+    step: float
     values: dict[str, list[Values]] = field(default_factory=dict)
     total: np.ndarray | None = None
     errors: dict[str, str] = field(default_factory=dict)
@@ -71,9 +73,7 @@ class Answers:
         return self.values[part][0]
 
 
-def questions_about(
-    atoms: Atoms, dtype: str, seed: int, *, directions: int = 3, repeats: int = 10, dynamics: int = 0
-) -> Questions:
+def questions_about(atoms: Atoms, dtype: str, seed: int, *, directions: int, repeats: int, dynamics: int) -> Questions:
     """Drawn at random; equal arguments give equal ones. The time step is for the caller to shorten."""
     random = np.random.default_rng([seed, len(atoms)])
     rotation, _ = np.linalg.qr(random.normal(size=(3, 3)))
@@ -93,7 +93,7 @@ def questions_about(
 
 def answer(model: WholeModel, questions: Questions) -> Answers:
     """All values; a part that fails has its error instead, and the others are asked all the same."""
-    found = Answers()
+    found = Answers(questions.step)
     asked: dict[str, Callable[[], Sequence[Values]]] = {
         part: functools.partial(_values_of_part, model, questions, part) for part in questions.parts if part != DYNAMICS
     }
