@@ -395,7 +395,7 @@ class _Run:
             row["note"] = opened["note"]
             cases = self._cases(path, dtype, row)
             if path == STOCK:
-                self.own[dtype] = {name: checks.stocks_own(checks.all_figures(case)) for name, case in cases.items()}
+                self.own[dtype] = {name: checks.stocks_own(case) for name, case in cases.items()}
             self._judge(path, dtype, cases, row)
         if path != STOCK:
             self.askers.pop((path, dtype)).close()
@@ -454,16 +454,16 @@ class _Run:
         self._conclude(path, dtype, row, wrong)
 
     def _conclude(self, path: str, dtype: str, row: Record, wrong: Mapping[str, list[str]]) -> None:
-        """The verdict, and the smallest structure that shows each failure."""
+        """The verdict, and the smallest structure that shows the first failure."""
         failures = {check: names for check, names in wrong.items() if names}
         if failures or row["failed"]:
             row["verdict"] = FAIL
             said = [f"{check} is wrong on {', '.join(names)}" for check, names in failures.items()]
             said += [f"{name}: {text}" for name, text in row["failed"].items()]
             row["reason"] = "; ".join(said)
-            for check in CHECKS:
-                if check.name in failures:
-                    row["checks"][check.name]["smallest"] = self._smallest(path, dtype, check, failures[check.name])
+            first = next((check for check in CHECKS if check.name in failures), None)
+            if first is not None:
+                row["checks"][first.name]["smallest"] = self._smallest(path, dtype, first, failures[first.name])
         elif row["checks"]:
             row["verdict"] = PASS
         else:
@@ -532,7 +532,7 @@ class _Run:
         found = self._ask(path, dtype, PathSession.answer, questions)
         if exact.errors or own.errors or found.errors:
             return False
-        of_stock = checks.stocks_own(checks.all_figures(Case(questions, own, exact)))
+        of_stock = checks.stocks_own(Case(questions, own, exact))
         sizes = self.own.get(dtype, {})
         for figure in checks.figures_of(check, Case(questions, found, exact)):
             key = (check.name, figure.quantity)

@@ -271,25 +271,25 @@ def batch_figures(case: Case, in_batch: Values) -> list[Figure]:
     return _differences(case, in_batch, case.found.of(asked.GIVEN))
 
 
-Figures = Mapping[str, list[Figure]]
-
-
 def all_figures(case: Case) -> dict[str, list[Figure]]:
     """By check; those that do not apply are left out."""
     found = {check.name: figures_of(check, case) for check in CHECKS}
     return {name: figures for name, figures in found.items() if figures}
 
 
-def stocks_own(figures: Figures) -> dict[tuple[str, str], tuple[float, float]]:
+def stocks_own(case: Case) -> dict[tuple[str, str], tuple[float, float]]:
     """Of stock on one structure: by check and quantity its figure, and that over its size.
 
     What compares with stock in float64 is at least what stock's own values change by when atoms are turned, moved or
-    ordered anew, so that there is a measure of rounding where stock is what is compared with.
+    ordered anew, so that there is a measure of rounding where stock is what is compared with: SevenNet has constants
+    of float32 in float64 too. Difference quotients divide this change by their step.
     """
     noise: dict[str, float] = {}
+    figures = all_figures(case)
     for name in _NOISE:
         for figure in figures.get(name, ()):
             noise[figure.quantity] = max(noise.get(figure.quantity, 0.0), figure.value)
+    noise["stiffness"] = noise.get("forces", 0.0) / case.found.step
     compares = {check.name for check in CHECKS if check.compares}
     found: dict[tuple[str, str], tuple[float, float]] = {}
     for name, several in figures.items():
