@@ -77,7 +77,7 @@ class Effort:
 
 
 EFFORTS = {
-    "quick": Effort(directions=1, repeats=3, dynamics=6, searched=12),
+    "quick": Effort(directions=2, repeats=3, dynamics=6, searched=12),
     "normal": Effort(),
     "thorough": Effort(directions=8, dynamics=500, searched=60, large=200),
 }
@@ -394,8 +394,6 @@ class _Run:
         else:
             row["note"] = opened["note"]
             cases = self._cases(path, dtype, row)
-            if path == STOCK:
-                self.own[dtype] = {name: checks.stocks_own(case) for name, case in cases.items()}
             self._judge(path, dtype, cases, row)
         if path != STOCK:
             self.askers.pop((path, dtype)).close()
@@ -435,6 +433,8 @@ class _Run:
         wrong: dict[str, list[str]] = {}
         figures = {name: checks.all_figures(case) for name, case in cases.items()}
         in_batch = self._in_batch(path, dtype, cases, row)
+        if path == STOCK:
+            self.own[dtype] = {name: checks.stocks_own(case, in_batch.get(name, ())) for name, case in cases.items()}
         for name, several in in_batch.items():
             figures[name]["batch"] = several
         for name, of_checks in figures.items():

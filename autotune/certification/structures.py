@@ -194,8 +194,8 @@ def as_record(atoms: Atoms) -> dict[str, Any]:
     return {
         "formula": atoms.get_chemical_formula(),
         "numbers": atoms.numbers.tolist(),
-        "positions": atoms.positions.round(12).tolist(),
-        "cell": atoms.cell.array.round(12).tolist(),
+        "positions": atoms.positions.tolist(),
+        "cell": atoms.cell.array.tolist(),
         "pbc": atoms.pbc.tolist(),
     }
 
