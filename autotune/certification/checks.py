@@ -63,8 +63,8 @@ class Case:
 class Check:
     """name: in tables. says: what holds if it passes. parts: what the path must have answered.
 
-    exact: what stock in float64 must have answered. factor: how many times stock's own figure is allowed. compares: with
-    stock in float64, whose own figure is zero.
+    exact: what stock in float64 must have answered. factor: how many times stock's own figure is allowed. compares:
+    with stock in float64, whose own figure is zero.
     """
 
     name: str
