@@ -19,10 +19,6 @@ from autotune.models.whole_model import WholeModel, package_of
 of_all = pytest.mark.parametrize("package", [pytest.param(name, marks=needs(name)) for name in MODULES])
 
 
-def molecule() -> Any:
-    return imidazole()[:6]
-
-
 def open_cell() -> Any:
     atoms = imidazole()
     atoms.set_cell([[5.2, 0.3, 0.0], [1.0, 6.0, 0.4], [0.2, -0.8, 4.5]])
@@ -37,35 +33,66 @@ def whole(package: str) -> WholeModel:
     return WholeModel(package, model, package_of(model))
 
 
-# Faults by the names of the parts of each package's model.
+# Faults. By package: the weights of a path of the last convolution, as columns of a parameter; a parameter with a row
+# for each element; what ends the first layer; and a linear layer of the last.
+
+COUPLING: dict[str, tuple[str, slice]] = {
+    "mace": ("interactions.1.conv_tp_weights.layer2.weight", slice(0, 4)),
+    "nequip": ("model.func.layer1_convnet.conv.edge_mlp.mlp.2.weight", slice(0, 4)),
+    "allegro": ("model.func.allegro.tps.0.weights", slice(0, 1)),
+    "sevennet": ("1_convolution.weight_nn.layer2.weight", slice(0, 8)),
+}
+ELEMENTS = {
+    "mace": "node_embedding.linear.weight",
+    "nequip": "model.func.type_embed.embed_module.weight",
+    "allegro": "model.func.radial_chemical_embed.type_embed.center_embed.weight",
+    "sevennet": "onehot_to_feature_x.linear.weight",
+}
+FIRST_LAYER = {
+    "mace": "products.0",
+    "nequip": "model.func.layer0_convnet",
+    "allegro": "model.func.allegro.latents.0",
+    "sevennet": "0_equivariant_gate",
+}
+LINEAR = {
+    "mace": "interactions.1.linear_up",
+    "nequip": "model.func.layer1_convnet.conv.linear_1",
+    "allegro": "model.func.allegro.latents.1",
+    "sevennet": "1_self_interaction_1.linear",
+}
+Plant = Callable[[WholeModel], WholeModel]
 
 
-def _weights(model: torch.nn.Module, word: str) -> torch.nn.Parameter:
-    """The largest parameter with a word in its name."""
-    found = [(weight.numel(), name, weight) for name, weight in model.named_parameters() if word in name]
-    assert found, (word, [name for name, _ in model.named_parameters()])
-    return max(found, key=lambda one: one[0])[2]
+def changed_weights(name: str, change: Callable[[torch.Tensor], Any]) -> Plant:
+    """``change`` writes into the parameter."""
 
-
-def changed_weights(word: str, change: Callable[[torch.Tensor], torch.Tensor]) -> Callable[[WholeModel], WholeModel]:
     def plant(model: WholeModel) -> WholeModel:
-        weights = _weights(model.module, word)
         with torch.no_grad():
-            weights.copy_(change(weights.clone()))
+            change(model.module.get_parameter(name))
         return model
 
     return plant
 
 
-def one_path(factor: float) -> Callable[[torch.Tensor], torch.Tensor]:
-    """The columns of a radial network's last layer that belong to the first path."""
+def after(name: str, change: Callable[[torch.Tensor], torch.Tensor]) -> Plant:
+    """``change`` is made to what a part gives, or to the node features in it."""
 
-    def change(weights: torch.Tensor) -> torch.Tensor:
-        width = weights.shape[-1] // 4 if weights.dim() == 2 else weights.numel() // 4
-        weights.reshape(-1, weights.shape[-1])[:, :width] *= factor
-        return weights
+    def hook(module: Any, given: Any, out: Any) -> Any:
+        if isinstance(out, dict):
+            return {key: change(value) if key in ("x", "node_features") else value for key, value in out.items()}
+        return change(out)
 
-    return change
+    def plant(model: WholeModel) -> WholeModel:
+        model.module.get_submodule(name).register_forward_hook(hook)
+        return model
+
+    return plant
+
+
+def tensor_float32(values: torch.Tensor) -> torch.Tensor:
+    """Rounded to ten bits, with the gradient of the unrounded."""
+    fraction, exponent = torch.frexp(values.detach())
+    return values + (torch.ldexp(torch.round(fraction * 2**11) / 2**11, exponent) - values.detach())
 
 
 def around(change: Callable[..., Outputs]) -> Callable[[WholeModel], WholeModel]:
@@ -97,21 +124,22 @@ def stale(model: WholeModel) -> WholeModel:
     return around(change)(model)
 
 
-RADIAL = {"mace": "conv_tp_weights", "nequip": "edge_mlp", "allegro": "env", "sevennet": "weight_nn"}
-SPECIES = {"mace": "node_embedding", "nequip": "type_embed", "allegro": "type_embed", "sevennet": "onehot_to_feature"}
-
-
 def half_precision_forces(right: Any, inputs: dict[str, Any]) -> Outputs:
     out = right(inputs)
     return dataclasses.replace(out, forces=out.forces.half().to(out.forces.dtype))
 
 
-def faults(package: str) -> dict[str, Callable[[WholeModel], WholeModel]]:
+def faults(package: str) -> dict[str, Plant]:
+    weights, columns = COUPLING[package]
     return {
-        "a coupling's sign": changed_weights(RADIAL[package], one_path(-1.0)),
-        "a dropped path": changed_weights(RADIAL[package], one_path(0.0)),
-        "a wrong weight": changed_weights("", lambda weights: weights * (1 + 1e-6)),
+        "a coupling's sign": changed_weights(weights, lambda weight: weight[:, columns].mul_(-1.0)),
+        "a dropped path": changed_weights(weights, lambda weight: weight[:, columns].zero_()),
         "a stale graph": stale,
+        "a wrong species weight": changed_weights(
+            ELEMENTS[package], lambda weight: weight.view(3, -1)[1].mul_(1 + 1e-5)
+        ),
+        "forces without one layer's gradient": after(FIRST_LAYER[package], torch.Tensor.detach),
+        "TF32": after(LINEAR[package], tensor_float32),
         "forces of half precision": around(half_precision_forces),
     }
 
