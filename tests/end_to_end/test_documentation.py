@@ -39,7 +39,7 @@ PLAIN = [page for page in pages() if not package_of(page)]
 WITH_PYTHON = [page for page in PLAIN if any(block.language == "python" and block.is_run for block in blocks_of(page))]
 by_page = {"ids": name_of}
 # Written by runs, or the example of what a reader adds.
-NOT_IN_GIT = ("results/quarantine", "results/quarantine/", "symmetric_contraction.py")
+NOT_IN_GIT = ("results/certificates/", "results/quarantine", "results/quarantine/", "symmetric_contraction.py")
 
 
 def hooks() -> Any:
