@@ -5,6 +5,7 @@ README, CONTRIBUTING and the pages of ``docs/``. Pages that need a model package
 
 from __future__ import annotations
 
+import ast
 import importlib.util
 import json
 import math
@@ -18,6 +19,7 @@ from typing import Any
 
 import pytest
 import torch
+import yaml
 from database_samples import entry, store
 from documents import DOCS, EXAMPLES, blocks_of, commands_in, name_of, package_of, pages, run_python
 from e3nn import o3
@@ -134,6 +136,37 @@ def test_configs_of_the_pages_are_configs(tmp_path: Path) -> None:
     for block in blocks:
         (tmp_path / "page.toml").write_text(block.text)
         assert load_config(str(tmp_path / "page.toml"), backend="cpu").workloads
+
+
+def test_yaml_of_the_pages_is_yaml() -> None:
+    blocks = [block for page in pages() for block in blocks_of(page) if block.language == "yaml"]
+    assert len(blocks) >= 2
+    for block in blocks:
+        assert "enable_" in json.dumps(yaml.safe_load(block.text))
+
+
+# Messages of others, and one that is all values.
+NOT_OURS = ("ModuleNotFoundError", "Weights only load failed", "x is torch.float32")
+
+
+def texts_of_sources() -> str:
+    """Every text in the code of the packages, one a line, with a tab in the place of each value."""
+    texts = []
+    for path in (path for package in ("kernelgen", "autotune") for path in (ROOT / package).rglob("*.py")):
+        for node in ast.walk(ast.parse(path.read_text())):
+            parts = node.values if isinstance(node, ast.JoinedStr) else [node]
+            texts.append("".join(str(p.value) if isinstance(p, ast.Constant) else "\t" for p in parts))
+    return "\n".join(texts)
+
+
+def test_messages_of_the_troubleshooting_page_are_the_codes() -> None:
+    """At least 14 letters in a row of each: the rest are values, or another text of the code."""
+    page, sources = (DOCS / "troubleshooting.md").read_text(), texts_of_sources()
+    messages = re.findall(r"^\*\*`(.+?)`\*\*", page, re.MULTILINE)
+    assert len(messages) > 20
+    for message in messages:
+        if not message.startswith(NOT_OURS):
+            assert any(message[at : at + 14] in sources for at in range(len(message) - 13)), message
 
 
 # The command.
