@@ -84,8 +84,6 @@ EFFORTS = {
 # Of drawn structures, those that are simulated and run ten times; others run twice.
 _SIMULATED = ("molecule", "crystal")
 _FEW_REPEATS = 2
-# What stock in float64 is asked: what others are compared with, and what says how exact it is itself.
-_OF_REFERENCE = (asked.GIVEN, asked.ROTATED, asked.MOVED, asked.DISPLACED, asked.DYNAMICS)
 
 
 # A path in its process.
@@ -219,7 +217,14 @@ def _subject(model: Any, device: str, own: Mapping[str, BuildPath]) -> _Subject:
 
 @dataclass
 class Certificate:
-    """record: plain data, see ``README``. It grows while paths are measured."""
+    """record: plain data, which grows while paths are measured.
+
+    ``model``, ``device``, ``software``, ``seed`` and others say what was certified, where. ``structures`` are complete,
+    by name; ``left_out`` are those that stock does not compute, and why. Each of ``paths`` has a ``verdict`` (pass, fail
+    or refused), a ``reason``, ``refused`` and ``failed`` (structures without values, and why), ``seconds``, ``checks``:
+    by name the worst ``value``, its ``limit``, ``stock``'s own figure, ``mev_per_atom``, the ``structure``, and of a
+    failure ``failed_on`` and the ``smallest`` structure that shows it. None stands for what is not finite.
+    """
 
     record: Record
 
@@ -317,13 +322,13 @@ class _Run:
 
     def begin(self, given: Mapping[str, Atoms] | None, paths: Sequence[str], effort: str) -> None:
         """Open the reference, choose paths and structures, and see which of them stock computes."""
-        opened = self._ask(STOCK, "float64", PathSession.opened)
-        if "error" in opened and "keep their dtype" in opened["error"]:
-            self.reference_dtype = "float32"
-            self.dtypes = ("float32",)
-            opened = self._ask(STOCK, "float32", PathSession.opened)
+        opened = self._ask(STOCK, self.reference_dtype, PathSession.opened)
         if "error" in opened:
-            raise ConfigError(opened["error"].removeprefix("ConfigError: "))
+            # Files of NequIP keep their dtype.
+            in_single = self._ask(STOCK, "float32", PathSession.opened)
+            if "error" in in_single or "float32" not in self.dtypes:
+                raise ConfigError(opened["error"].removeprefix("ConfigError: "))
+            opened, self.reference_dtype, self.dtypes = in_single, "float32", ("float32",)
         self.paths = _chosen(opened, paths, self.subject.own)
         self.is_drawn = given is None
         self.structures = dict(given or draw(opened["species"], opened["cutoff"], self.seed))
@@ -348,7 +353,8 @@ class _Run:
         if asked.GIVEN in first.errors:
             raise InputError(f"stock: {first.errors[asked.GIVEN]}")
         self.timesteps[name] = asked.timestep_fs(questions.atoms, first.of(asked.GIVEN)["forces"])
-        questions = replace(self.questions(name, self.reference_dtype), parts=_OF_REFERENCE)
+        # Once more is enough to see whether it repeats itself.
+        questions = replace(self.questions(name, self.reference_dtype), repeats=_FEW_REPEATS)
         self.exact[name] = self._ask(STOCK, self.reference_dtype, PathSession.answer, questions)
 
     def questions(self, name: str, dtype: str, atoms: Atoms | None = None) -> Questions:
@@ -616,6 +622,8 @@ def table_of(record: Mapping[str, Any]) -> str:
     out = io.StringIO()
     Console(file=out, width=1000, no_color=True, markup=False, emoji=False).print(table)
     lines = [line.rstrip() for line in out.getvalue().splitlines()]
+    notes = {(row["path"], row["note"]) for row in record["paths"] if row["path"] == STOCK and row["note"]}
+    lines += [f"{path}: {note}" for path, note in sorted(notes)]
     lines += [f"left out: {name}: {reason}" for name, reason in record["left_out"].items()]
     return "\n".join(lines).strip("\n")
 

@@ -251,6 +251,8 @@ BATCH = Check("batch", "structures have the same values in a batch", (asked.GIVE
 NAMES = tuple(check.name for check in (*CHECKS, BATCH))
 # The stock figures that say how exact stock is itself where it cannot be compared with a better one.
 _NOISE = ("translation", "rotation", "permutation")
+# Beyond it, relative to its size, a change is none of rounding.
+_BROKEN = {"float32": 1e-3, "float64": 1e-6}
 
 
 def figures_of(check: Check, case: Case) -> list[Figure]:
@@ -296,6 +298,20 @@ def stocks_own(case: Case, in_batch: Sequence[Figure] = ()) -> dict[tuple[str, s
             before = found.get((name, figure.quantity), (0.0, 0.0))
             found[name, figure.quantity] = max(before[0], value), max(before[1], value / figure.size)
     return found
+
+
+def not_symmetric(figures: Mapping[str, Mapping[str, list[Figure]]], dtype: str) -> str:
+    """Which symmetries a model itself does not have, in words; figures: of stock, by structure and check.
+
+    SevenNet's models without parity are no mirror images of themselves; a path must then differ as stock does.
+    """
+    texts = []
+    for name in (*_NOISE, "inversion"):
+        several = [figure for of in figures.values() for figure in of.get(name, ()) if figure.quantity == "forces"]
+        worst = max(several, key=lambda figure: figure.value / figure.size, default=None)
+        if worst is not None and worst.value > _BROKEN[dtype] * worst.size:
+            texts.append(f"{name} changes forces of the model itself by {worst.value:.1e} eV/Å")
+    return ", ".join(texts)
 
 
 def limit_of(
