@@ -5,7 +5,7 @@ SHELL := bash
 .SHELLFLAGS := -eu -o pipefail -c
 .ONESHELL:
 .DEFAULT_GOAL := help
-.PHONY: help setup tune test check sanitize report clean
+.PHONY: help setup tune test check sanitize report docs clean
 
 VENV ?= .venv
 # --system-site-packages uses the torch that PYTHON already has, whatever its version.
@@ -60,8 +60,12 @@ sanitize: $(STAMP)  ## compute-sanitizer over every kernel form, on a GPU
 report: $(STAMP)  ## rebuild reports/ from results/ alone
 	@$(BIN)/equitune report $(ARGS)
 
+docs: $(STAMP)  ## build the documentation site in site/
+	@NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --quiet $(ARGS)
+	echo "site/index.html"
+
 clean:  ## remove what make made: .venv, caches, build output (never results/ or reports/)
-	@rm -rf "$(VENV)" build dist *.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis
+	@rm -rf "$(VENV)" build dist site *.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis
 	find autotune kernelgen tests -name __pycache__ -type d -prune -exec rm -rf {} +
 
 $(STAMP): pyproject.toml constraints.txt setup.py

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 from autotune.old_paths import install
 
 if TYPE_CHECKING:
+    from autotune.certification.certificate import Certificate, certify
     from autotune.database.entry import Entry
     from autotune.database.lookup import Tuning, find_schedule
     from autotune.database.store import Database
@@ -34,6 +35,7 @@ if TYPE_CHECKING:
 __all__ = [
     "Acceleration",
     "CapturedModel",
+    "Certificate",
     "Database",
     "ElementwiseTensorProduct",
     "Entry",
@@ -50,6 +52,7 @@ __all__ = [
     "Tuning",
     "accelerate",
     "capture",
+    "certify",
     "find_schedule",
     "restore",
     "spherical_harmonics",
@@ -59,6 +62,7 @@ __all__ = [
 _HOMES = {
     "Acceleration": "autotune.models.stand_ins",
     "CapturedModel": "autotune.models.capture",
+    "Certificate": "autotune.certification.certificate",
     "Database": "autotune.database.store",
     "ElementwiseTensorProduct": "autotune.modules.product",
     "Entry": "autotune.database.entry",
@@ -75,6 +79,7 @@ _HOMES = {
     "Tuning": "autotune.database.lookup",
     "accelerate": "autotune.models.accelerate",
     "capture": "autotune.models.capture",
+    "certify": "autotune.certification.certificate",
     "find_schedule": "autotune.database.lookup",
     "restore": "autotune.models.accelerate",
     "spherical_harmonics": "autotune.modules.harmonics",

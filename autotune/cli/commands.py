@@ -1,7 +1,7 @@
 """The ``equitune`` command: reads arguments, calls the other modules, prints text and returns an exit code.
 
-Exit codes: 0 done, 2 a deliberate error (one line on standard error), 130 interrupted. A traceback means a bug. Slow
-imports are inside the commands, so that ``equitune --help`` answers at once.
+Exit codes: 0 done, 1 a certificate that failed, 2 a deliberate error (one line on standard error), 130 interrupted. A
+traceback means a bug. Slow imports are inside the commands, so that ``equitune --help`` answers at once.
 """
 
 from __future__ import annotations
@@ -27,7 +27,9 @@ from autotune.cli.replay import record
 from autotune.cli.tune import show_misses
 from kernelgen.files import with_fit_texts
 
-ORDER = ("doctor", "tune", "bench", "record", "replay", "pack", "report", "show", "db")
+# The exit code of a command that ran and found something wrong.
+FAILED = 1
+ORDER = ("doctor", "tune", "bench", "certify", "record", "replay", "pack", "report", "show", "db")
 
 
 class Root(TyperGroup):
@@ -119,6 +121,72 @@ def doctor(as_json: options.Json = False) -> None:
 
 app.add_typer(cli_tune.app, name="tune")
 app.add_typer(cli_bench.app, name="bench")
+
+
+@app.command(
+    epilog=options.examples(
+        "equitune certify checkpoint.pth",
+        "equitune certify my.model --structure box.xyz --paths equitune,captured --device cuda",
+    )
+)
+def certify(
+    name: options.ModelName,
+    structure: Annotated[
+        list[str] | None,
+        typer.Option(help="A file that ase reads, or a name such as mof; may be repeated. Default: drawn structures."),
+    ] = None,
+    paths: Annotated[
+        str | None,
+        typer.Option(help="Such as equitune,captured,cuequivariance,openequivariance. Default: all of the package."),
+    ] = None,
+    dtype: Annotated[str, typer.Option(help="float64, float32, or both with a comma.")] = "float64,float32",
+    device: options.Device = None,
+    quick: Annotated[bool, typer.Option("--quick", help="Fewer directions, runs and steps.")] = False,
+    thorough: Annotated[bool, typer.Option("--thorough", help="More of them, such as 500 steps.")] = False,
+    seed: Annotated[int, typer.Option(help="Of the structures, rotations and displacements.")] = 0,
+    results: options.Results = None,
+    reports: options.Reports = None,
+) -> None:
+    """Prove that each path of a model is the same potential as stock in float64; exit code 1 if one is not."""
+    from autotune.errors import ConfigError
+    from autotune.workload.toml_tables import check_seed
+
+    if quick and thorough:
+        raise ConfigError("--quick and --thorough are both given; expected one of them")
+    check_seed(seed)
+    # Mistakes until here are answered without torch.
+    from autotune.certification.certificate import Certificate
+    from autotune.certification.certificate import certify as measure
+    from autotune.certification.structures import read
+    from autotune.paths import reports_dir
+    from autotune.report import write_certificate
+    from autotune.report.certificate import page_name
+
+    on, folder = options.resolve_device(device), options.results_folder(results) / "certificates"
+    folder.mkdir(parents=True, exist_ok=True)
+
+    def keep(certificate: Certificate) -> None:
+        row = certificate.record["paths"][-1]
+        print(f"{row['path']}, {row['dtype']}: {row['verdict']} ({row['seconds']:.0f} s)", flush=True)
+        certificate.save(folder / f"{page_name(certificate.record)}.json")
+
+    certificate = measure(
+        name,
+        read(structure) if structure else None,
+        paths=options.peers_named(paths or "none") or (),
+        dtypes=tuple(word.strip() for word in dtype.split(",")),
+        device=on,
+        seed=seed,
+        effort="quick" if quick else "thorough" if thorough else "normal",
+        on_path=keep,
+    )
+    print(certificate)
+    print(f"record: {folder / page_name(certificate.record)}.json")
+    print(f"page: {write_certificate(certificate.record, reports or reports_dir(folder.parent))}")
+    if not certificate.passed:
+        raise typer.Exit(FAILED)
+
+
 app.command()(record)
 app.add_typer(cli_replay.app, name="replay")
 app.add_typer(cli_pack.app, name="pack")

@@ -22,11 +22,15 @@ Parameters = Mapping[str, Any]
 
 @dataclass(frozen=True)
 class Outputs:
-    """Values of a batch: energy [structures] in eV, forces [atoms, 3], stress [structures, 3, 3] if asked for."""
+    """Values of a batch: energy [structures] in eV, forces [atoms, 3], stress [structures, 3, 3] if asked for.
+
+    node_energy: of each atom [atoms], where the model gives it.
+    """
 
     energy: torch.Tensor
     forces: torch.Tensor
     stress: torch.Tensor | None = None
+    node_energy: torch.Tensor | None = None
 
 
 class Package(ABC):

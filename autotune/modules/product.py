@@ -430,8 +430,9 @@ class _ReadyMade(TensorProduct):
 class FullyConnectedTensorProduct(_ReadyMade):
     """``e3nn.o3.FullyConnectedTensorProduct``: every allowed path of mode ``uvw``, weighted.
 
-    irreps_in1, irreps_in2, irreps_out: of both inputs and the result. irrep_normalization, path_normalization and
-    options: as in :class:`autotune.TensorProduct`. Raises ProblemError for irreps that are not well-defined.
+    irreps_in1, irreps_in2, irreps_out: of both inputs and the result.
+    irrep_normalization, path_normalization, options: as in :class:`autotune.TensorProduct`.
+    Raises ProblemError for irreps that are not well-defined.
     """
 
     def __init__(

@@ -7,8 +7,9 @@ from __future__ import annotations
 
 import os
 import tempfile
+from collections.abc import Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from autotune.errors import ReportError
 from autotune.paths import named_in_errors
@@ -16,7 +17,7 @@ from autotune.paths import named_in_errors
 if TYPE_CHECKING:
     from autotune.report.render import Page
 
-__all__ = ["ReportError", "summary_table", "write_comparison", "write_reports"]
+__all__ = ["ReportError", "summary_table", "write_certificate", "write_comparison", "write_reports"]
 
 
 def write_reports(results_dir: str | Path, reports_dir: str | Path, only: str | None = None) -> list[Path]:
@@ -50,6 +51,15 @@ def write_comparison(before: str | Path, after: str | Path, reports_dir: str | P
     reports = Path(reports_dir)
     reports.mkdir(parents=True, exist_ok=True)
     return _publish(reports, page)
+
+
+def write_certificate(record: Mapping[str, Any], reports_dir: str | Path) -> Path:
+    """Write the page of a certificate's record; returns its path."""
+    from autotune.report.certificate import build_certificate, page_name
+
+    reports = Path(reports_dir)
+    reports.mkdir(parents=True, exist_ok=True)
+    return _publish(reports, build_certificate(record, page_name(record)))
 
 
 def summary_table(results_dir: str | Path, device: str | None = None) -> str:

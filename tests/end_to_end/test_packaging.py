@@ -96,7 +96,7 @@ def test_wheel_declares_command_extras_and_licence(wheel: Path) -> None:
     assert "equitune = autotune.cli:main" in archive.read(f"{info}/entry_points.txt").decode()
     metadata = archive.read(f"{info}/METADATA").decode()
     assert "License-Expression: BSD-3-Clause" in metadata
-    for extra in ("tune", "test", "gpu", "peers"):
+    for extra in ("tune", "test", "gpu", "peers", "docs"):
         assert f"Provides-Extra: {extra}\n" in metadata
     assert f"{info}/licenses/LICENSE" in archive.namelist()
 
@@ -113,6 +113,34 @@ def test_installed_package_finds_its_configs_and_database(installed: Path, tmp_p
     assert Path(results) == installed / "autotune" / "_data" / "results"
     assert (Path(results) / "test-device.json").is_file()
     assert label == "mace-mp-medium"
+
+
+USERS_SCRIPT = """
+import torch
+from autotune import TensorProductConv, accelerate, capture, restore
+from kernelgen import TensorProductProblem, build
+
+conv = TensorProductConv("4x0e", "0e", filter_irreps_out="0e")
+out: torch.Tensor = conv.forward(torch.ones(1), torch.ones(1), torch.ones(1), torch.ones(1), torch.ones(1))
+count: int = restore(conv)
+table: str = str(accelerate(conv, strict=True))
+text: str = build(TensorProductProblem.channelwise("4x0e", "0e", "0e"), device="cpu").source("forward")
+captured = capture(conv, growth="much")
+"""
+
+
+@pytest.mark.slow
+def test_a_type_checker_sees_the_types(installed: Path, tmp_path: Path) -> None:
+    """mypy takes types of an installed package only if it says ``py.typed``; one argument of the script is wrong."""
+    run(sys.executable, "-m", "venv", "--without-pip", str(tmp_path / "env"), cwd=tmp_path)
+    (libraries,) = (tmp_path / "env" / "lib").glob("python*/site-packages")
+    (libraries / "places.pth").write_text(f"{installed}\n{Path(pytest.__file__).parents[1]}\n")
+    (tmp_path / "script.py").write_text(USERS_SCRIPT)
+    python = str(tmp_path / "env" / "bin" / "python")
+    command = (sys.executable, "-m", "mypy", "--strict", "--config-file=", "--python-executable", python, "script.py")
+    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, env=os.environ | {"PYTHONPATH": ""})
+    (only, _) = done.stdout.splitlines()
+    assert "script.py:11" in only and 'Argument "growth" to "capture"' in only
 
 
 @pytest.mark.slow
@@ -186,7 +214,9 @@ def test_every_document_names_the_version() -> None:
 def test_constraints_allow_what_pyproject_asks_for() -> None:
     """What is tested is inside the bounds; and everything that the tests install has its version pinned."""
     wanted = requirements()
-    for requirement in (*wanted[""], *wanted["tune"], *wanted["gpu"], *wanted["peers"], *wanted["test"]):
+    for requirement in itertools.chain.from_iterable(
+        wanted[extra] for extra in ("", "tune", "gpu", "peers", "docs", "test")
+    ):
         assert requirement.specifier.contains(pins()[requirement.name]), requirement
 
 
@@ -203,7 +233,8 @@ def test_every_dependency_is_listed_with_its_licence() -> None:
     assert set(listed) == direct
     for name, licence in listed.items():
         words = [
-            re.sub("[^a-z]", "", word.lower()) for word in re.findall(r"BSD|MIT|Apache|LGPL|MPL|PSF|NVIDIA", licence)
+            re.sub("[^a-z]", "", word.lower())
+            for word in re.findall(r"BSD|MIT|ISC|Apache|LGPL|MPL|PSF|NVIDIA", licence)
         ]
         assert words, name
         try:

@@ -635,7 +635,7 @@ class Mace(Package):
         # The model writes into the dictionary, and positions must not keep what an earlier call recorded.
         given = inputs | {"positions": inputs["positions"].detach()}
         out = model(given, training=training, compute_force=True, compute_stress=stress)
-        return Outputs(out["energy"], out["forces"], out["stress"] if stress else None)
+        return Outputs(out["energy"], out["forces"], out["stress"] if stress else None, out.get("node_energy"))
 
     def edges(self, inputs: dict[str, Any]) -> torch.Tensor:
         return inputs["edge_index"]

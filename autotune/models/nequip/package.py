@@ -378,7 +378,7 @@ class NequIP(Package):
     def evaluate(self, model: torch.nn.Module, inputs: dict[str, Any], *, training: bool, stress: bool) -> Outputs:
         out = model({name: value.detach() for name, value in inputs.items()})
         found = out["stress"].reshape(-1, 3, 3) if stress else None
-        return Outputs(out["total_energy"].reshape(-1), out["forces"], found)
+        return Outputs(out["total_energy"].reshape(-1), out["forces"], found, out["atomic_energy"].reshape(-1))
 
     def edges(self, inputs: dict[str, Any]) -> torch.Tensor:
         return inputs["edge_index"]

@@ -373,7 +373,8 @@ class SevenNet(Package):
         out = model(given)
         # Of the other sign than ASE's.
         found = -out["inferred_stress"].reshape(-1, 6)[:, _VOIGT] if stress else None
-        return Outputs(out["inferred_total_energy"].reshape(-1), out["inferred_force"], found)
+        nodes = out["atomic_energy"].reshape(-1)
+        return Outputs(out["inferred_total_energy"].reshape(-1), out["inferred_force"], found, nodes)
 
     def edges(self, inputs: dict[str, Any]) -> torch.Tensor:
         return inputs["edge_index"]

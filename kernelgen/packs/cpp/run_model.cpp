@@ -3,7 +3,7 @@
 //     EQUITUNE_PACK=model.pack ./run_model model.pt2 libequitune.so inputs.pt outputs.pt [DEVICE]
 //
 // inputs.pt: a list of tensors by torch.save, which are brought to DEVICE (such as cuda:0) if it is given. outputs.pt: the
-// model's outputs on the CPU, for torch.load. See the README for how to build it.
+// model's outputs on the CPU, for torch.load. docs/how-to/cpp.md says how to build it.
 #include <dlfcn.h>
 #include <torch/csrc/inductor/aoti_package/model_package_loader.h>
 #include <torch/torch.h>

@@ -6,7 +6,7 @@ import dataclasses
 import gzip
 import json
 import math
-import re
+import runpy
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -227,29 +227,27 @@ def test_the_model_is_better_than_rules_and_than_the_nearest_problem(record: dic
     assert all(starts["by the model"][count] <= starts["by kinship"][count] for count in ("1", "2", "4", "8"))
 
 
-def test_the_readme_has_the_records_figures(record: dict[str, Any]) -> None:
-    text = " ".join((ROOT / "README.md").read_text().split())
-    found = re.search(r"held out in turn, (.*?) \(`results/replay/defaults-nvidia-h200.json`\)", text)
-    assert found
-    rules, model, tried = (record["choices"][name] for name in ("rules", record["chosen"], ANY_TRIAL))
-    assert found[1] == (
-        f"predicted schedules take {model['mean']:.2f} times the tuned time on the mean and {model['worst']:.2f} at "
-        f"worst, the rules' {rules['mean']:.2f} and {rules['worst']:.2f}; {model['measured']:.0%} of the predicted "
-        f"ones were measured, the most expensive first ({model['measured_mean']:.2f} on the mean), the others are "
-        f"estimates. Among the held-out problem's own trials, all measured, the "
-        f"model's choice takes {tried['mean']:.2f} and {tried['worst']:.2f}"
-    )
+def page_of_schedules() -> str:
+    """The page that has these figures; its tables are made of the record."""
+    filled = runpy.run_path(str(ROOT / "docs" / "hooks.py"))["filled"]
+    return " ".join(filled((ROOT / "docs" / "explanation" / "schedules.md").read_text()).split())
 
 
-def test_the_readme_has_the_estimates_of_other_gpus(record: dict[str, Any]) -> None:
-    text, found = " ".join((ROOT / "README.md").read_text().split()), record["transfer"]
+def test_the_documentation_has_the_records_figures(record: dict[str, Any]) -> None:
+    text = page_of_schedules()
+    names = {"rules": "default by rules", record["chosen"]: "predicted", "first run": "what the first run keeps"}
+    names[ANY_TRIAL] = "the model's choice among measured trials"
+    for name, shown in names.items():
+        found = record["choices"][name]
+        row = f"| {shown} | {found['mean']:.2f} | {found['worst']:.2f} | {found['measured']:.0%} |"
+        assert row in text
+
+
+def test_the_documentation_has_the_estimates_of_other_gpus(record: dict[str, Any]) -> None:
+    text, found = page_of_schedules(), record["transfer"]
     assert set(found) == set(CUDA_ARCHS) - {"sm_90"}
-    shown = {}
-    for name in ("tuned", "untuned"):
-        least, most = (f"{pick(each[name] for each in found.values()):.2f}" for pick in (min, max))
-        shown[name] = f"{least} to {most}" if least != most else most
-    wanted = f"entries take {shown['tuned']} times the fastest trial that is legal there, predicted schedules "
-    assert wanted + shown["untuned"] in text
+    for each in found.values():
+        assert f" | {each['tuned']:.2f} | {each['untuned']:.2f} |" in text
 
 
 def test_a_smaller_gpu_gets_what_is_legal_there(small: Path) -> None:
@@ -279,34 +277,23 @@ def test_no_pass_of_the_suite_is_lost_without_tuning(record: dict[str, Any]) -> 
     rows = json.loads((RESULTS / "bench" / "nvidia-h200.json").read_text())["rows"]
     found = record["suite"]
     assert found == against_peers(rows, record["rows"]) and found["lost"] == 0 and found["rows"] > 100
-    text = " ".join((ROOT / "README.md").read_text().split())
-    assert (
-        f"the fastest peer would take at least {found['least']:.2f} times as long in each of the {found['rows']} "
-        f"single passes of the suite that this covers."
-    ) in text
+    assert found["least"] > 0.98
+    assert "no single pass of the suite would be slower than the fastest peer by more than 2%" in page_of_schedules()
 
 
-def test_the_readme_has_the_figures_of_drawn_problems() -> None:
+def test_the_documentation_has_the_figures_of_drawn_problems() -> None:
     rows = json.loads((RESULTS / "drawn" / "compared" / "2028.json").read_text())["rows"]
     assert len({row["problem"] for row in rows}) == 10 and len(rows) == 20
-    kept, predicted, rules = ([row[name] / row["tuned"] for row in rows] for name in ("untuned", "predicted", "rules"))
-    text = " ".join((ROOT / "README.md").read_text().split())
-    assert (
-        f"took {sum(kept) / 20:.2f} times the time of a search of 60 trials on the mean and {max(kept):.2f} at worst, "
-        f"predicted schedules alone {sum(predicted) / 20:.2f} and {max(predicted):.2f}, the rules' "
-        f"{sum(rules) / 20:.2f} and {max(rules):.2f}."
-    ) in text
+    text = page_of_schedules()
+    names = {"untuned": "what the first run keeps", "predicted": "predicted", "rules": "default by rules"}
+    for name, shown in names.items():
+        found = [row[name] / row["tuned"] for row in rows]
+        assert f"| {shown} | {sum(found) / 20:.2f} | {max(found):.2f} |" in text
 
 
-def test_the_readme_has_what_a_first_run_keeps(record: dict[str, Any]) -> None:
+def test_what_a_first_run_keeps_is_good_enough(record: dict[str, Any]) -> None:
     found, suite = record["choices"]["first run"], record["suite_first_run"]
-    assert suite["lost"] == 0 and found["mean"] <= 1.1 and found["worst"] <= 1.35
-    text = " ".join((ROOT / "README.md").read_text().split())
-    assert (
-        f"what the first run keeps takes {found['mean']:.2f} times the tuned time on the mean and {found['worst']:.2f} "
-        f"at worst, as an estimate ({found['measured']:.0%} measured); the fastest peer would take at least "
-        f"{suite['least']:.2f} times as long in each pass of the suite."
-    ) in text
+    assert suite["lost"] == 0 and suite["least"] > 0.98 and found["mean"] <= 1.1 and found["worst"] <= 1.35
 
 
 def test_a_choice_that_costs_more_loses_against_a_peer() -> None:

@@ -1,0 +1,646 @@
+"""Certify paths of a model: is each the same potential as the package's own model in float64?
+
+    certificate = certify("checkpoint.pth")          # or a module, or a WholeModel
+    print(certificate)                               # a table
+    certificate.passed, certificate.record           # a verdict, and plain data with provenance
+
+For each path and precision :mod:`observations` are made of all structures, in a process of its own, and judged by
+:mod:`checks`. A path may pass, fail, or be refused: it says itself that it does not compute this model here.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import copy
+import functools
+import hashlib
+import importlib.metadata
+import json
+import os
+import statistics
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from datetime import datetime, timezone
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from autotune.bench.contenders import STOCK, build, contenders_of, require_usable
+from autotune.bench.rows import OURS
+from autotune.bench.session import text_of
+from autotune.certification import checks
+from autotune.certification import observations as asked
+from autotune.certification.checks import CHECKS, Case, Check, Figure
+from autotune.certification.observations import Answers, Questions, Values
+from autotune.certification.structures import as_record, draw, smallest
+from autotune.database.maintenance import driver_version, software_versions
+from autotune.database.store import device_record, replace_file
+from autotune.errors import ConfigError, WorkerError, unknown_name
+from autotune.measure.worker import Worker
+from autotune.models.package import dtype_of
+from autotune.models.whole_model import DTYPES, WholeModel, open_made, open_model
+from autotune.text import CAPTURED
+from kernelgen.device import device_facts
+from kernelgen.errors import EquituneError, InputError
+from kernelgen.version import GENERATOR_VERSION, __version__
+
+if TYPE_CHECKING:
+    from ase import Atoms
+
+SCHEMA = 1
+PASS, FAIL, REFUSED = "pass", "fail", "refused"
+# What a user calls the path whose steps are one launch.
+_SHORT = {"captured": CAPTURED}
+# Seconds that one structure may take; a path that hangs is then ended.
+_LIMIT_S = 900.0
+# A path that ended its process this often is asked nothing more.
+_LOSSES = 3
+Record = dict[str, Any]
+# A path of a user's own: the model by it, from a stock one that it may change.
+BuildPath = Callable[[WholeModel], WholeModel]
+
+
+@dataclass(frozen=True)
+class Effort:
+    """How much each structure is asked. dynamics: steps at constant energy. searched: of smaller structures, at most.
+
+    large: of structures with more atoms only one direction is asked, two runs and no simulation.
+    """
+
+    directions: int = 2
+    repeats: int = 10
+    dynamics: int = 20
+    searched: int = 24
+    large: int = 32
+
+
+EFFORTS = {
+    "quick": Effort(directions=2, repeats=3, dynamics=6, searched=12),
+    "normal": Effort(),
+    "thorough": Effort(directions=8, dynamics=500, searched=60, large=200),
+}
+# Of drawn structures, those that are simulated and run ten times; others run twice.
+_SIMULATED = ("molecule", "crystal")
+_FEW_REPEATS = 2
+
+
+# A path in its process.
+
+
+class PathSession:
+    """A path's model, or why there is none. refused: the path itself says that it cannot be."""
+
+    def __init__(
+        self, open_stock: Callable[[], WholeModel], path: str, device: str, own: BuildPath | None = None
+    ) -> None:
+        # What a certificate runs is not what a user's models miss.
+        os.environ["EQUITUNE_MISSES"] = "0"
+        self.error = self.note = ""
+        self.refused = False
+        try:
+            if own is None and path != CAPTURED:
+                require_usable(path, device)  # before the model is opened in vain
+            stock = open_stock()
+            self.facts = _facts_of(stock)
+            self.model, self.note = (own(stock), "") if own is not None else _built(path, stock)
+        except Exception as error:
+            self.error, self.refused = text_of(error), isinstance(error, EquituneError)
+
+    def opened(self) -> Record:
+        if self.error:
+            return {"error": self.error, "refused": self.refused}
+        return self.facts | {"note": self.note}
+
+    def answer(self, questions: Questions) -> Answers:
+        return asked.answer(self.model, questions)
+
+    def together(self, structures: Sequence[Atoms]) -> list[Values] | str:
+        """The values of a batch, or why there are none."""
+        try:
+            return asked.together(self.model, structures)
+        except Exception as error:
+            return text_of(error)
+
+
+@dataclass(frozen=True)
+class PathSetting:
+    """Opens a path of a model that has a name: a file, a published model, or ``module:function``."""
+
+    model: str
+    path: str
+    device: str
+    dtype: str | None
+
+    def open(self) -> PathSession:
+        opening = functools.partial(open_model, self.model, device=self.device, dtype=self.dtype)
+        return PathSession(opening, self.path, self.device)
+
+
+class _Here:
+    """Answers as a worker does, in this process: for models that are objects, and for paths that are functions."""
+
+    def __init__(self, session: Callable[[], PathSession]) -> None:
+        self._open = session
+        self._session: PathSession | None = None
+
+    def ask(self, limit_s: float, method: Callable[..., Any], *given: Any) -> Any:
+        if self._session is None:
+            self._session = self._open()
+        return method(self._session, *given)
+
+    def close(self) -> None:
+        self._session = None
+
+
+def _built(path: str, stock: WholeModel) -> tuple[WholeModel, str]:
+    if path == CAPTURED and torch.device(stock.device).type == "cpu":
+        from autotune.models.capture import capture
+
+        model, note = build(OURS, stock)
+        return model.with_module(capture(model.module)), f"{note}; padded inputs, no graph on a CPU"
+    return build(path, stock)
+
+
+def _facts_of(model: WholeModel) -> Record:
+    weights = hashlib.sha256()
+    for name, tensor in model.module.state_dict().items():
+        if isinstance(tensor, torch.Tensor):
+            weights.update(name.encode())
+            weights.update(tensor.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy().tobytes())
+    return {
+        "package": model.package.name,
+        "install": model.package.install,
+        "class": f"{type(model.module).__module__}.{type(model.module).__qualname__}",
+        "parameters": sum(weight.numel() for weight in model.module.parameters()),
+        "weights": weights.hexdigest()[:16],
+        "species": list(model.species),
+        "cutoff": model.cutoff,
+        "dtype": str(dtype_of(model.module)).removeprefix("torch."),
+        "contenders": list(contenders_of(model.package)),
+        "peers": list(model.package.peers),
+        "captured": model.package.captured,
+    }
+
+
+@dataclass(frozen=True)
+class _Subject:
+    """What is certified, and how a path of it is opened."""
+
+    name: str
+    device: str
+    model: WholeModel | None
+    own: Mapping[str, BuildPath]
+
+    def asker(self, path: str, dtype: str | None) -> Worker | _Here:
+        if self.model is None and not self.own:
+            return Worker(PathSetting(self.name, path, self.device, dtype))
+        return _Here(lambda: PathSession(functools.partial(self._stock, dtype), path, self.device, self.own.get(path)))
+
+    def _stock(self, dtype: str | None) -> WholeModel:
+        if self.model is None:
+            return open_model(self.name, device=self.device, dtype=dtype)
+        model = copy.copy(self.model)
+        return open_made(self.name, model.with_module(copy.deepcopy(model.module)), device=self.device, dtype=dtype)
+
+
+def _subject(model: Any, device: str, own: Mapping[str, BuildPath]) -> _Subject:
+    if isinstance(model, str | os.PathLike):
+        return _Subject(os.fspath(model), device, None, own)
+    whole = open_made(type(model).__name__, model, device=device)
+    return _Subject(whole.name, device, whole, own)
+
+
+# The certificate.
+
+
+@dataclass
+class Certificate:
+    """record: plain data, which grows while paths are measured.
+
+    ``model``, ``device``, ``software``, ``seed`` and others say what was certified, where. ``structures`` are complete,
+    by name; ``left_out`` are those that stock does not compute, and why. Each of ``paths`` has a ``verdict`` (pass, fail
+    or refused), a ``reason``, ``refused`` and ``failed`` (structures without values, and why), ``seconds``, ``checks``:
+    by name the worst ``value``, its ``limit``, ``stock``'s own figure, ``mev_per_atom``, the ``structure``, and of a
+    failure ``failed_on`` and the ``smallest`` structure that shows it. None stands for what is not finite.
+    """
+
+    record: Record
+
+    @property
+    def passed(self) -> bool:
+        """Whether something besides stock was measured, and nothing failed."""
+        verdicts = [path["verdict"] for path in self.record["paths"]]
+        besides_stock = [path["verdict"] for path in self.record["paths"] if path["path"] != STOCK]
+        return FAIL not in verdicts and PASS in besides_stock
+
+    def path(self, path: str, dtype: str) -> Record:
+        """What was found of a path; InputError if it was not asked."""
+        for found in self.record["paths"]:
+            if (found["path"], found["dtype"]) == (_SHORT.get(path, path), dtype):
+                return found
+        known = ", ".join(f"{found['path']} in {found['dtype']}" for found in self.record["paths"])
+        raise InputError(f"the certificate has no path {path!r} in {dtype!r}; it has {known}")
+
+    def save(self, path: str | os.PathLike) -> Path:
+        """Write the record as JSON."""
+        text = json.dumps(self.record, indent=1, ensure_ascii=False, allow_nan=False)
+        replace_file(Path(path), text + "\n")
+        return Path(path)
+
+    def __str__(self) -> str:
+        return table_of(self.record)
+
+
+def certify(
+    model: Any,
+    structures: Mapping[str, Atoms] | Sequence[Atoms] | None = None,
+    *,
+    paths: Sequence[str] | Mapping[str, BuildPath | None] = (),
+    dtypes: Sequence[str] = ("float64", "float32"),
+    device: str = "cpu",
+    seed: int = 0,
+    effort: str = "normal",
+    on_path: Callable[[Certificate], None] | None = None,
+) -> Certificate:
+    """Measure each path of a model against the package's own model in float64.
+
+    model: a checkpoint's path, the name of a published model, ``module:function``, a module, or a WholeModel; modules
+    are copied. structures: by name, or in their order; None draws them from the model's elements.
+    paths: names (``equitune``, ``captured``, ``cuequivariance``, ``openequivariance``, other contenders); or
+    by name a function that makes the model by a path of your own from a stock WholeModel, None for a known path.
+    All known ones if none is named. Named models are opened in a process for each path, objects and functions in this.
+    dtypes: precisions of the paths. device: cpu, cuda or cuda:N. seed: of structures, rotations and displacements.
+    effort: quick, normal or thorough. on_path: called with the growing certificate after each path.
+
+    Raises ConfigError for a model that cannot be opened, or unknown names; InputError for structures that stock refuses
+    all.
+    """
+    own = {name: make for name, make in paths.items() if make is not None} if isinstance(paths, Mapping) else {}
+    for dtype in dtypes:
+        if dtype not in DTYPES:
+            raise ConfigError(unknown_name("dtype", dtype, DTYPES))
+    if effort not in EFFORTS:
+        raise ConfigError(unknown_name("effort", effort, EFFORTS))
+    given = structures if structures is None or isinstance(structures, Mapping) else _named(structures)
+    run = _Run(_subject(model, device, own), tuple(dtypes), seed, EFFORTS[effort])
+    try:
+        run.begin(given, [_SHORT.get(name, name) for name in paths], effort)
+        certificate = Certificate(run.record)
+        for path in (STOCK, *run.paths):
+            for dtype in run.dtypes:
+                run.measure(path, dtype)
+                if on_path is not None:
+                    on_path(certificate)
+    finally:
+        run.close()
+    return certificate
+
+
+def _named(structures: Sequence[Atoms]) -> dict[str, Atoms]:
+    return {f"{place}: {atoms.get_chemical_formula()}": atoms for place, atoms in enumerate(structures, 1)}
+
+
+@dataclass
+class _Run:
+    """What is known so far. own: of stock, by dtype, structure, check and quantity; medians: over the structures."""
+
+    subject: _Subject
+    dtypes: tuple[str, ...]
+    seed: int
+    effort: Effort
+    record: Record = field(default_factory=dict)
+    paths: tuple[str, ...] = ()
+    structures: dict[str, Atoms] = field(default_factory=dict)
+    is_drawn: bool = True
+    exact: dict[str, Answers] = field(default_factory=dict)
+    timesteps: dict[str, float] = field(default_factory=dict)
+    own: dict[str, dict[str, dict[tuple[str, str], tuple[float, float]]]] = field(default_factory=dict)
+    askers: dict[tuple[str, str], Worker | _Here] = field(default_factory=dict)
+    reference_dtype: str = "float64"
+
+    def begin(self, given: Mapping[str, Atoms] | None, paths: Sequence[str], effort: str) -> None:
+        """Open the reference, choose paths and structures, and see which of them stock computes."""
+        opened = self._ask(STOCK, self.reference_dtype, PathSession.opened)
+        if "error" in opened:
+            # Files of NequIP keep their dtype.
+            in_single = self._ask(STOCK, "float32", PathSession.opened)
+            if "error" in in_single or "float32" not in self.dtypes:
+                raise ConfigError(opened["error"].removeprefix("ConfigError: "))
+            opened, self.reference_dtype, self.dtypes = in_single, "float32", ("float32",)
+        self.paths = _chosen(opened, paths, self.subject.own)
+        self.is_drawn = given is None
+        self.structures = dict(given or draw(opened["species"], opened["cutoff"], self.seed))
+        self.record |= _provenance(self.subject, opened, self.seed, effort, self.reference_dtype)
+        left_out: Record = {}
+        for name in list(self.structures):
+            try:
+                self._add_exact(name)
+            except (InputError, WorkerError) as error:
+                left_out[name] = str(error)
+                del self.structures[name]
+        if not self.structures:
+            raise InputError(f"stock computes none of the structures: {left_out}")
+        self.record["structures"] = {name: as_record(atoms) for name, atoms in self.structures.items()}
+        self.record["left_out"] = left_out
+        self.record["paths"] = []
+
+    def _add_exact(self, name: str) -> None:
+        """Stock's answers in float64: what others are compared with, and no more."""
+        questions = self.questions(name, self.reference_dtype)
+        first = self._ask(STOCK, self.reference_dtype, PathSession.answer, replace(questions, parts=(asked.GIVEN,)))
+        if asked.GIVEN in first.errors:
+            raise InputError(f"stock: {first.errors[asked.GIVEN]}")
+        self.timesteps[name] = asked.timestep_fs(questions.atoms, first.of(asked.GIVEN)["forces"])
+        # Once more is enough to see whether it repeats itself.
+        questions = replace(self.questions(name, self.reference_dtype), repeats=_FEW_REPEATS)
+        self.exact[name] = self._ask(STOCK, self.reference_dtype, PathSession.answer, questions)
+
+    def questions(self, name: str, dtype: str, atoms: Atoms | None = None) -> Questions:
+        effort, known = self.effort, self.structures.get(name)
+        atoms = known if atoms is None else atoms
+        assert atoms is not None
+        is_large = len(atoms) > effort.large
+        often = not is_large and (name in _SIMULATED or not self.is_drawn)
+        made = asked.questions_about(
+            atoms,
+            dtype,
+            self.seed,
+            directions=1 if is_large else effort.directions,
+            repeats=effort.repeats if often else _FEW_REPEATS,
+            dynamics=effort.dynamics if often else 0,
+        )
+        return replace(made, timestep_fs=self.timesteps.get(name, 1.0))
+
+    def _ask(self, path: str, dtype: str, method: Callable[..., Any], *given: Any) -> Any:
+        key = (path, dtype)
+        if key not in self.askers:
+            self.askers[key] = self.subject.asker(path, dtype)
+        return self.askers[key].ask(_LIMIT_S, method, *given)
+
+    def close(self) -> None:
+        for asker in self.askers.values():
+            asker.close()
+        self.askers.clear()
+
+    # One path in one precision.
+
+    def measure(self, path: str, dtype: str) -> None:
+        """Add what is found of a path to the record."""
+        began = time.monotonic()
+        row: Record = {"path": path, "dtype": dtype, "verdict": REFUSED, "reason": "", "note": "", "checks": {}}
+        self.record["paths"].append(row)
+        try:
+            opened = self._ask(path, dtype, PathSession.opened)
+        except WorkerError as error:
+            opened = {"error": str(error), "refused": False}
+        if "error" in opened:
+            row |= {"verdict": REFUSED if opened["refused"] else FAIL, "reason": opened["error"]}
+        else:
+            row["note"] = opened["note"]
+            cases = self._cases(path, dtype, row)
+            self._judge(path, dtype, cases, row)
+        if path != STOCK:
+            self.askers.pop((path, dtype)).close()
+        row["seconds"] = round(time.monotonic() - began, 1)
+
+    def _cases(self, path: str, dtype: str, row: Record) -> dict[str, Case]:
+        """A path's answers by structure; what it refuses, and what ends its process, is in the row."""
+        cases: dict[str, Case] = {}
+        refused: dict[str, str] = {}
+        failed: dict[str, str] = {}
+        losses = 0
+        for name in self.structures:
+            questions = self.questions(name, dtype)
+            if losses >= _LOSSES:
+                failed[name] = "not asked: the path ended its process before"
+                continue
+            try:
+                if (path, dtype) == (STOCK, self.reference_dtype):
+                    found = self.exact[name]
+                else:
+                    found = self._ask(path, dtype, PathSession.answer, questions)
+            except WorkerError as error:
+                losses += 1
+                failed[name] = str(error)
+                continue
+            if asked.GIVEN in found.errors:
+                (refused if found.refused else failed)[name] = found.errors[asked.GIVEN]
+                continue
+            cases[name] = Case(questions, found, self.exact[name])
+            wrong = {part: text for part, text in found.errors.items() if part not in self.exact[name].errors}
+            failed |= {f"{name}, {part}": text for part, text in wrong.items()}
+        row |= {"refused": refused, "failed": failed}
+        return cases
+
+    def _judge(self, path: str, dtype: str, cases: Mapping[str, Case], row: Record) -> None:
+        worst: dict[str, tuple[float, Record]] = {}
+        wrong: dict[str, list[str]] = {}
+        figures = {name: checks.all_figures(case) for name, case in cases.items()}
+        in_batch = self._in_batch(path, dtype, cases, row)
+        if path == STOCK:
+            self.own[dtype] = {name: checks.stocks_own(case, in_batch.get(name, ())) for name, case in cases.items()}
+        for name, several in in_batch.items():
+            figures[name]["batch"] = several
+        for name, of_checks in figures.items():
+            for check in (*CHECKS, checks.BATCH):
+                for figure in of_checks.get(check.name, ()):
+                    limit = self._limit(check, figure, dtype, name)
+                    ratio = figure.value / limit
+                    if not ratio <= 1.0 and name not in wrong.setdefault(check.name, []):
+                        wrong[check.name].append(name)
+                    if check.name not in worst or not ratio <= worst[check.name][0]:
+                        worst[check.name] = ratio, self._cell(check, figure, limit, dtype, name, cases[name])
+        for check_name, (ratio, cell) in worst.items():
+            failed_on = wrong.get(check_name, [])
+            row["checks"][check_name] = {"verdict": FAIL if failed_on else PASS, "of_limit": _plain(ratio)} | cell
+            if failed_on:
+                row["checks"][check_name]["failed_on"] = failed_on
+        self._conclude(path, dtype, row, wrong)
+
+    def _conclude(self, path: str, dtype: str, row: Record, wrong: Mapping[str, list[str]]) -> None:
+        """The verdict, and the smallest structure that shows the first failure."""
+        failures = {check: names for check, names in wrong.items() if names}
+        if failures or row["failed"]:
+            row["verdict"] = FAIL
+            said = [f"{check} is wrong on {', '.join(names)}" for check, names in failures.items()]
+            said += [f"{name}: {text}" for name, text in row["failed"].items()]
+            row["reason"] = "; ".join(said)
+            first = next((check for check in CHECKS if check.name in failures), None)
+            if first is not None:
+                row["checks"][first.name]["smallest"] = self._smallest(path, dtype, first, failures[first.name])
+        elif row["checks"]:
+            row["verdict"] = PASS
+        else:
+            row["reason"] = "; ".join(f"{name}: {text}" for name, text in row["refused"].items())
+
+    def _limit(self, check: Check, figure: Figure, dtype: str, name: str) -> float:
+        own = self.own.get(dtype, {})
+        key = (check.name, figure.quantity)
+        sizes = [of[key][1] for of in own.values() if key in of]
+        return checks.limit_of(check, figure, dtype, own.get(name, {}), statistics.median(sizes) if sizes else 0.0)
+
+    def _cell(self, check: Check, figure: Figure, limit: float, dtype: str, name: str, case: Case) -> Record:
+        own = self.own.get(dtype, {}).get(name, {}).get((check.name, figure.quantity))
+        meaning = checks.mev_per_atom(figure.quantity, figure.value, case.volume_per_atom)
+        return {
+            "quantity": figure.quantity,
+            "unit": checks.UNITS[figure.quantity],
+            "value": _plain(figure.value),
+            "limit": _plain(limit),
+            "stock": None if own is None else _plain(own[0]),
+            "structure": name,
+            "mev_per_atom": None if meaning is None else _plain(meaning),
+        }
+
+    def _in_batch(self, path: str, dtype: str, cases: Mapping[str, Case], row: Record) -> dict[str, list[Figure]]:
+        """Figures of the periodic structures that are evaluated as one batch; none if stock takes no batches."""
+        names = [name for name, case in cases.items() if case.questions.atoms.pbc.all()]
+        names = [name for name in names if len(self.structures[name]) <= self.effort.large]
+        if len(names) < 2:
+            return {}
+        structures = [self.structures[name] for name in names]
+        found = self._batch_answer(path, dtype, structures)
+        if isinstance(found, str):
+            by_stock = found if path == STOCK else self._batch_answer(STOCK, dtype, structures)
+            if isinstance(by_stock, str):
+                row["note"] = f"{row['note']}; no batches: {found}".removeprefix("; ")
+            else:
+                row["failed"]["a batch"] = found
+            return {}
+        return {name: checks.batch_figures(cases[name], values) for name, values in zip(names, found, strict=True)}
+
+    def _batch_answer(self, path: str, dtype: str, structures: Sequence[Atoms]) -> list[Values] | str:
+        try:
+            return self._ask(path, dtype, PathSession.together, structures)
+        except WorkerError as error:
+            return str(error)
+
+    def _smallest(self, path: str, dtype: str, check: Check, names: Sequence[str]) -> Record:
+        """Of the structures on which a check fails the smallest, with atoms taken away while it fails."""
+        name = min(names, key=lambda one: len(self.structures[one]))
+
+        def fails(atoms: Atoms) -> bool:
+            try:
+                return self._fails_on(path, dtype, check, name, atoms)
+            except (WorkerError, EquituneError):
+                return False
+
+        simulates = asked.DYNAMICS in check.parts
+        found = self.structures[name] if simulates else smallest(self.structures[name], fails, self.effort.searched)
+        return {"structure": name, "atoms": len(found)} | as_record(found)
+
+    def _fails_on(self, path: str, dtype: str, check: Check, name: str, atoms: Atoms) -> bool:
+        questions = replace(self.questions(name, dtype, atoms), parts=check.parts)
+        exact = self._ask(STOCK, self.reference_dtype, PathSession.answer, questions)
+        own = self._ask(STOCK, dtype, PathSession.answer, questions)
+        found = self._ask(path, dtype, PathSession.answer, questions)
+        if exact.errors or own.errors or found.errors:
+            return False
+        of_stock = checks.stocks_own(Case(questions, own, exact))
+        sizes = self.own.get(dtype, {})
+        for figure in checks.figures_of(check, Case(questions, found, exact)):
+            key = (check.name, figure.quantity)
+            median = statistics.median([of[key][1] for of in sizes.values() if key in of] or [0.0])
+            if not figure.value <= checks.limit_of(check, figure, dtype, of_stock, median):
+                return True
+        return False
+
+
+def _plain(value: float) -> float | None:
+    """To four digits; None, as JSON has no infinity, for what is not finite."""
+    return float(f"{value:.4g}") if value == value and abs(value) != float("inf") else None
+
+
+def _chosen(opened: Mapping[str, Any], named: Sequence[str], own: Mapping[str, BuildPath]) -> tuple[str, ...]:
+    """The paths named, or all that matter; ConfigError for an unknown one."""
+    known = (*opened["contenders"], CAPTURED)
+    for name in named:
+        if name not in known and name not in own:
+            raise ConfigError(unknown_name("path", name, [*known, *_SHORT]))
+    usual = [OURS, *([CAPTURED] if opened["captured"] else []), *opened["peers"]]
+    return tuple(name for name in dict.fromkeys(named or usual) if name != STOCK)
+
+
+def _provenance(subject: _Subject, opened: Mapping[str, Any], seed: int, effort: str, reference: str) -> Record:
+    facts = device_facts(subject.device)
+    distribution = opened["install"].partition("==")[0]
+    file = Path(subject.name)
+    model = {name: opened[name] for name in ("package", "class", "parameters", "weights", "species", "cutoff", "dtype")}
+    if subject.model is None and file.is_file():
+        model |= {"file": file.name, "sha256": hashlib.sha256(file.read_bytes()).hexdigest()}
+    with contextlib.suppress(importlib.metadata.PackageNotFoundError):
+        model["package_version"] = importlib.metadata.version(distribution)
+    return {
+        "schema": SCHEMA,
+        "model": {"name": file.name if file.is_file() else subject.name} | model,
+        "device": device_record(facts, driver_version(facts)),
+        "made": datetime.now(timezone.utc).isoformat(timespec="seconds"),
+        "equitune": __version__,
+        "generator": GENERATOR_VERSION,
+        "software": software_versions(facts, (distribution, "numpy", "ase", "vesin-torch")),
+        "seed": seed,
+        "effort": effort,
+        "reference": f"stock in {reference}",
+        "limits": {"floor": checks.FLOOR, "factor": checks.FACTOR},
+    }
+
+
+# The table in a terminal.
+
+
+def table_of(record: Mapping[str, Any]) -> str:
+    """A line for each path and precision: its verdict, its worst figure, and what that means for an atom."""
+    import io
+
+    from rich import box
+    from rich.console import Console
+    from rich.table import Table
+
+    model = record["model"]
+    title = (
+        f"{model['name']} ({model['package']}, {len(model['species'])} elements, cutoff {model['cutoff']:g} Å) on "
+        f"{record['device']['name']}: {len(record['structures'])} structures, beside {record['reference']}"
+    )
+    table = Table(title=title, box=box.SIMPLE_HEAD, title_justify="left")
+    for name in ("path", "precision", "verdict", "closest to its limit"):
+        table.add_column(name, no_wrap=True)
+    for name in ("figure", "limit", "stock's own", "meV an atom"):
+        table.add_column(name, justify="right", no_wrap=True)
+    table.add_column("on")
+    for row in record["paths"]:
+        worst = sorted(row["checks"].items(), key=lambda item: -_order(item[1]["of_limit"]))
+        shown = [item for item in worst if item[1]["verdict"] == FAIL] or worst[:1]
+        head = (row["path"], row["dtype"], row["verdict"])
+        for place, (name, cell) in enumerate(shown):
+            table.add_row(*(head if place == 0 else ("", "", "")), name, *_cell_texts(cell))
+        if not shown:
+            table.add_row(*head, row["reason"][:200])
+        elif row["failed"]:
+            table.add_row("", "", "", "; ".join(f"{name}: {text}" for name, text in row["failed"].items())[:200])
+    out = io.StringIO()
+    Console(file=out, width=1000, no_color=True, markup=False, emoji=False).print(table)
+    lines = [line.rstrip() for line in out.getvalue().splitlines()]
+    notes = {(row["path"], row["note"]) for row in record["paths"] if row["path"] == STOCK and row["note"]}
+    lines += [f"{path}: {note}" for path, note in sorted(notes)]
+    lines += [f"left out: {name}: {reason}" for name, reason in record["left_out"].items()]
+    return "\n".join(lines).strip("\n")
+
+
+def _order(ratio: float | None) -> float:
+    return float("inf") if ratio is None else ratio
+
+
+def _cell_texts(cell: Mapping[str, Any]) -> tuple[str, ...]:
+    def text(value: float | None) -> str:
+        return "–" if value is None else f"{value:.1e}"
+
+    shown = cell.get("smallest", cell)
+    where = (
+        cell["structure"]
+        if "smallest" not in cell
+        else f"{shown['structure']}, {shown['atoms']} atoms: {shown['formula']}"
+    )
+    value = "not finite" if cell["value"] is None else f"{cell['value']:.1e} {cell['unit']}"
+    return value, text(cell["limit"]), text(cell["stock"]), text(cell["mev_per_atom"]), where

@@ -1,0 +1,154 @@
+"""The page of a certificate: verdicts of each path, what fails and on which structure, every figure, provenance."""
+
+from __future__ import annotations
+
+import io
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from autotune.certification.checks import BATCH, CHECKS
+from autotune.certification.structures import from_record
+from autotune.report.render import Page, Section, render
+from autotune.text import MISSING, contender_name
+
+SECTIONS = (
+    Section("verdicts", "Verdicts", "certificate_verdicts.html"),
+    Section("failures", "What fails", "certificate_failures.html"),
+    Section("figures", "All figures", "certificate_figures.html"),
+    Section("provenance", "Provenance", "certificate_provenance.html"),
+)
+PASS, FAIL = "pass", "fail"
+_KINDS = {FAIL: "failed"}
+
+
+@dataclass(frozen=True)
+class Figure:
+    """One check of one path. where: the structure of its worst figure; xyz: the smallest that shows a failure."""
+
+    path: str
+    dtype: str
+    check: str
+    verdict: str
+    value: str
+    limit: str
+    stock: str
+    meaning: str
+    where: str
+    of_limit: float
+    xyz: str
+
+    @property
+    def kind(self) -> str:
+        return _KINDS.get(self.verdict, "")
+
+
+@dataclass(frozen=True)
+class Verdict:
+    """One path in one precision. worst: the check that is closest to its limit, or the first that fails."""
+
+    path: str
+    dtype: str
+    verdict: str
+    reason: str
+    note: str
+    worst: Figure | None
+    figures: tuple[Figure, ...]
+
+    @property
+    def kind(self) -> str:
+        return _KINDS.get(self.verdict, "")
+
+
+def build_certificate(record: Mapping[str, Any], name: str) -> Page:
+    """The page of a record as ``autotune.certification`` makes it. name: of its files, without a suffix."""
+    verdicts = [_verdict(row) for row in record["paths"]]
+    return render(
+        "certificate.html",
+        name,
+        {},
+        sections=SECTIONS,
+        title=record["model"]["name"],
+        sentence=sentence(record),
+        verdicts=verdicts,
+        failing=[figure for verdict in verdicts for figure in verdict.figures if figure.verdict == FAIL],
+        unable=[verdict for verdict in verdicts if verdict.verdict == FAIL and verdict.reason],
+        says=[(check.name, check.says) for check in (*CHECKS, BATCH)],
+        structures=[(name, one["formula"], len(one["numbers"])) for name, one in record["structures"].items()],
+        left_out=list(record["left_out"].items()),
+        limits=record["limits"],
+        reference=record["reference"],
+        facts=list(_facts(record)),
+        software=list(record["software"].items()),
+    )
+
+
+def page_name(record: Mapping[str, Any]) -> str:
+    """Of the model and the device: ``certificate-my-model-nvidia-h200``."""
+    words = f"certificate {record['model']['name']} {record['device']['slug']}"
+    return re.sub(r"[^a-z0-9]+", "-", words.lower()).strip("-")
+
+
+def sentence(record: Mapping[str, Any]) -> str:
+    """The result in plain words."""
+    texts = []
+    for verdict, words in ((PASS, "the same potential"), (FAIL, "not the same potential"), ("refused", "refused")):
+        named = [
+            f"{contender_name(row['path'])} in {row['dtype']}" for row in record["paths"] if row["verdict"] == verdict
+        ]
+        if named:
+            texts.append(f"{', '.join(named)}: {words}.")
+    return f"Beside {record['reference']}, on {len(record['structures'])} structures. {' '.join(texts)}"
+
+
+def _verdict(row: Mapping[str, Any]) -> Verdict:
+    figures = tuple(_figure(row, name, cell) for name, cell in row["checks"].items())
+    ordered = sorted(figures, key=lambda figure: (figure.verdict != FAIL, -figure.of_limit))
+    worst = ordered[0] if ordered else None
+    return Verdict(row["path"], row["dtype"], row["verdict"], row["reason"], row["note"], worst, figures)
+
+
+def _figure(row: Mapping[str, Any], check: str, cell: Mapping[str, Any]) -> Figure:
+    small = cell.get("smallest")
+    return Figure(
+        path=row["path"],
+        dtype=row["dtype"],
+        check=check,
+        verdict=cell["verdict"],
+        value="not finite" if cell["value"] is None else f"{cell['value']:.1e} {cell['unit']}",
+        limit=_short(cell["limit"]),
+        stock=_short(cell["stock"]),
+        meaning=_short(cell["mev_per_atom"]),
+        where=cell["structure"] if small is None else f"{small['structure']}, reduced to {small['formula']}",
+        of_limit=float("inf") if cell["of_limit"] is None else cell["of_limit"],
+        xyz="" if small is None else _xyz(small),
+    )
+
+
+def _short(value: float | None) -> str:
+    return MISSING if value is None else f"{value:.1e}"
+
+
+def _xyz(structure: Mapping[str, Any]) -> str:
+    """The extended XYZ text of a structure."""
+    import ase.io
+
+    text = io.StringIO()
+    ase.io.write(text, from_record(dict(structure)), format="extxyz")
+    return text.getvalue()
+
+
+def _facts(record: Mapping[str, Any]) -> list[tuple[str, str]]:
+    model, device = record["model"], record["device"]
+    found = [
+        ("model", f"{model['name']}, {model['class']}"),
+        ("package", f"{model['package']} {model.get('package_version', '')}".strip()),
+        ("parameters", f"{model['parameters']:,}, SHA-256 of the weights {model['weights']}..."),
+        ("elements", f"{len(model['species'])}, cutoff {model['cutoff']:g} Å, saved in {model['dtype']}"),
+        ("device", device["name"]),
+        ("Equitune", f"{record['equitune']}, generator {record['generator']}"),
+        ("made", record["made"]),
+        ("seed, effort", f"{record['seed']}, {record['effort']}"),
+    ]
+    return found + ([("file", f"{model['file']}, SHA-256 {model['sha256']}")] if "file" in model else [])

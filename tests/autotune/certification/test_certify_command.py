@@ -1,0 +1,85 @@
+"""``equitune certify``: its table, record, page and exit codes."""
+
+from __future__ import annotations
+
+import json
+import re
+from pathlib import Path
+
+import pytest
+from certified_net import CUTOFF, FAULTS, SPECIES, net
+
+from autotune.certification.certificate import Certificate, certify
+from autotune.certification.structures import draw
+from autotune.cli import main
+from autotune.report import write_certificate
+
+MODEL = "certified_net:net_for_commands"
+
+
+def exit_code(*words: str) -> int:
+    with pytest.raises(SystemExit) as ended:
+        main(["certify", *words])
+    return int(str(ended.value.code))
+
+
+@pytest.fixture
+def molecule(tmp_path: Path) -> str:
+    path = tmp_path / "molecule.xyz"
+    draw(SPECIES, CUTOFF, 0)["molecule"].write(path)
+    return str(path)
+
+
+def test_a_pass_has_a_table_a_record_and_a_page(
+    molecule: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    words = ("--structure", molecule, "--paths", "equitune", "--dtype", "float64", "--quick", "--device", "cpu")
+    assert exit_code(MODEL, *words, "--results", str(tmp_path), "--reports", str(tmp_path / "pages")) == 0
+    printed = capsys.readouterr().out
+    (record,) = (tmp_path / "certificates").glob("*.json")
+    (page,) = (tmp_path / "pages").glob("*.html")
+    assert f"record: {record}" in printed and f"page: {page}" in printed
+    assert re.search(r"equitune, float64: pass \(\d+ s\)", printed)
+    assert [row["verdict"] for row in json.loads(record.read_text())["paths"]] == ["pass", "pass"]
+    assert list(json.loads(record.read_text())["structures"]) == ["molecule.xyz"]
+
+
+def test_what_is_not_certified_fails(molecule: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """The only path is refused."""
+    words = ("--structure", molecule, "--paths", "equitune-fused", "--dtype", "float64", "--quick", "--device", "cpu")
+    assert exit_code(MODEL, *words, "--results", str(tmp_path)) == 1
+    assert "weights are formed in registers on a GPU only" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (("no.model",), "model file no.model does not exist"),
+        ((MODEL, "--quick", "--thorough"), "--quick and --thorough are both given"),
+        ((MODEL, "--dtype", "float16", "--device", "cpu"), "unknown dtype 'float16'"),
+        ((MODEL, "--structure", "mofs", "--device", "cpu"), "did you mean 'mof'?"),
+    ],
+)
+def test_mistakes_are_one_line(
+    words: tuple[str, ...], said: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert exit_code(*words, "--results", str(tmp_path)) == 2
+    printed = capsys.readouterr().err
+    assert said in printed and printed.count("\n") == 1
+
+
+@pytest.fixture(scope="module")
+def failed() -> Certificate:
+    paths = {"planted": FAULTS["a dropped path"][0]}
+    structures = {"<liquid>": draw(SPECIES, CUTOFF, 0)["molecule"]}
+    return certify(net(), structures, paths=paths, dtypes=("float64",), effort="quick")
+
+
+def test_the_page_says_what_fails_and_gives_the_structure(failed: Certificate, tmp_path: Path) -> None:
+    page = write_certificate(failed.record, tmp_path)
+    text = page.read_text()
+    assert "planted in float64: not the same potential" in text
+    assert "planted, float64: energy" in text and "Properties=species:S:1:pos:R:3" in text.replace("&#34;", '"')
+    assert "&lt;liquid&gt;" in text and "<liquid>" not in text
+    assert text.count('<tr><th scope="row">') > 20
+    assert write_certificate(failed.record, tmp_path).read_text() == text
