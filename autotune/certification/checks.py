@@ -281,8 +281,8 @@ def stocks_own(case: Case, in_batch: Sequence[Figure] = ()) -> dict[tuple[str, s
     """Of stock on one structure: by check and quantity its figure, and that over its size.
 
     What compares with stock in float64 is at least what stock's own values change by when atoms are turned, moved or
-    ordered anew, so that there is a measure of rounding where stock is what is compared with: SevenNet has constants
-    of float32 in float64 too. Difference quotients divide this change by their step.
+    ordered anew, so that there is a measure of rounding where stock is what is compared with. Difference quotients
+    divide this change by their step.
     """
     noise: dict[str, float] = {}
     figures = all_figures(case) | {BATCH.name: list(in_batch)}
