@@ -120,7 +120,7 @@ class PathSession:
     def together(self, structures: Sequence[Atoms]) -> list[Values] | str:
         """The values of a batch, or why there are none."""
         try:
-            return asked.together(self.model, structures)
+            return asked.values_of(self.model, structures)
         except Exception as error:
             return text_of(error)
 

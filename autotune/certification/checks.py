@@ -22,8 +22,8 @@ from autotune.certification.observations import Answers, Questions, Values
 
 FLOOR = {"float32": 2e-6, "float64": 1e-10}
 FACTOR = 8.0
-# A quantity is of this size at least: what is smaller than it is of no consequence.
-_SMALLEST = {"energy": 1e-2, "node_energy": 1e-2, "forces": 1e-2, "stress": 1e-3, "stiffness": 1e-1}
+# A quantity is of this size at least: an isolated atom has a small energy, whose parts are as large as any.
+_SMALLEST = {"energy": 1.0, "forces": 1e-1, "stress": 1e-3, "stiffness": 1e-1}
 UNITS = {
     "energy": "eV/atom",
     "node_energy": "eV",
