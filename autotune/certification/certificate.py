@@ -66,7 +66,7 @@ BuildPath = Callable[[WholeModel], WholeModel]
 class Effort:
     """How much each structure is asked. dynamics: steps at constant energy. searched: of smaller structures, at most.
 
-    large: of structures with more atoms only one direction is asked, two runs and no simulation.
+    large: structures with more atoms are only evaluated, turned and with atoms moved.
     """
 
     directions: int = 2
@@ -84,6 +84,7 @@ EFFORTS = {
 # Of drawn structures, those that are simulated and run ten times; others run twice.
 _SIMULATED = ("molecule", "crystal")
 _FEW_REPEATS = 2
+_OF_LARGE = (asked.GIVEN, asked.ROTATED, asked.MOVED, asked.AGAIN)
 
 
 # A path in its process.
@@ -119,7 +120,7 @@ class PathSession:
     def together(self, structures: Sequence[Atoms]) -> list[Values] | str:
         """The values of a batch, or why there are none."""
         try:
-            return asked.together(self.model, structures)
+            return asked.values_of(self.model, structures)
         except Exception as error:
             return text_of(error)
 
@@ -220,8 +221,8 @@ class Certificate:
     """record: plain data, which grows while paths are measured.
 
     ``model``, ``device``, ``software``, ``seed`` and others say what was certified, where. ``structures`` are complete,
-    by name; ``left_out`` are those that stock does not compute, and why. Each of ``paths`` has a ``verdict`` (pass, fail
-    or refused), a ``reason``, ``refused`` and ``failed`` (structures without values, and why), ``seconds``, ``checks``:
+    by name; ``left_out`` says why stock does not compute others. Each of ``paths`` has a ``verdict`` (pass, fail or
+    refused), a ``reason``, ``refused`` and ``failed`` (structures without values, and why), ``seconds``, ``checks``:
     by name the worst ``value``, its ``limit``, ``stock``'s own figure, ``mev_per_atom``, the ``structure``, and of a
     failure ``failed_on`` and the ``smallest`` structure that shows it. None stands for what is not finite.
     """
@@ -288,11 +289,13 @@ def certify(
     try:
         run.begin(given, [_SHORT.get(name, name) for name in paths], effort)
         certificate = Certificate(run.record)
-        for path in (STOCK, *run.paths):
-            for dtype in run.dtypes:
-                run.measure(path, dtype)
-                if on_path is not None:
-                    on_path(certificate)
+        todo = [(path, dtype) for path in (STOCK, *run.paths) for dtype in run.dtypes]
+        for place, (path, dtype) in enumerate(todo):
+            for after in todo[place + 1 : place + 2]:
+                run.prepare(*after)
+            run.measure(path, dtype)
+            if on_path is not None:
+                on_path(certificate)
     finally:
         run.close()
     return certificate
@@ -355,29 +358,36 @@ class _Run:
         self.timesteps[name] = asked.timestep_fs(questions.atoms, first.of(asked.GIVEN)["forces"])
         # Once more is enough to see whether it repeats itself.
         questions = replace(self.questions(name, self.reference_dtype), repeats=_FEW_REPEATS)
-        self.exact[name] = self._ask(STOCK, self.reference_dtype, PathSession.answer, questions)
+        rest = tuple(part for part in questions.parts if part != asked.GIVEN)
+        found = self._ask(STOCK, self.reference_dtype, PathSession.answer, replace(questions, parts=rest))
+        self.exact[name] = replace(found, values=first.values | found.values)
 
     def questions(self, name: str, dtype: str, atoms: Atoms | None = None) -> Questions:
         effort, known = self.effort, self.structures.get(name)
         atoms = known if atoms is None else atoms
         assert atoms is not None
-        is_large = len(atoms) > effort.large
-        often = not is_large and (name in _SIMULATED or not self.is_drawn)
+        often = name in _SIMULATED or not self.is_drawn
         made = asked.questions_about(
             atoms,
             dtype,
             self.seed,
-            directions=1 if is_large else effort.directions,
+            directions=effort.directions,
             repeats=effort.repeats if often else _FEW_REPEATS,
             dynamics=effort.dynamics if often else 0,
         )
+        if len(atoms) > effort.large:
+            made = replace(made, parts=_OF_LARGE)
         return replace(made, timestep_fs=self.timesteps.get(name, 1.0))
 
     def _ask(self, path: str, dtype: str, method: Callable[..., Any], *given: Any) -> Any:
-        key = (path, dtype)
-        if key not in self.askers:
-            self.askers[key] = self.subject.asker(path, dtype)
-        return self.askers[key].ask(_LIMIT_S, method, *given)
+        asker = self.askers.setdefault((path, dtype), self.subject.asker(path, dtype))
+        return asker.ask(_LIMIT_S, method, *given)
+
+    def prepare(self, path: str, dtype: str) -> None:
+        """Have a path's process open its model while another is measured."""
+        asker = self.askers.setdefault((path, dtype), self.subject.asker(path, dtype))
+        if isinstance(asker, Worker):
+            asker.launch()
 
     def close(self) -> None:
         for asker in self.askers.values():

@@ -22,8 +22,8 @@ from autotune.certification.observations import Answers, Questions, Values
 
 FLOOR = {"float32": 2e-6, "float64": 1e-10}
 FACTOR = 8.0
-# A quantity is of this size at least: what is smaller than it is of no consequence.
-_SMALLEST = {"energy": 1e-2, "node_energy": 1e-2, "forces": 1e-2, "stress": 1e-3, "stiffness": 1e-1}
+# A quantity is of this size at least: an isolated atom has a small energy, whose parts are as large as any.
+_SMALLEST = {"energy": 1.0, "forces": 1e-1, "stress": 1e-3, "stiffness": 1e-1}
 UNITS = {
     "energy": "eV/atom",
     "node_energy": "eV",
@@ -281,8 +281,8 @@ def stocks_own(case: Case, in_batch: Sequence[Figure] = ()) -> dict[tuple[str, s
     """Of stock on one structure: by check and quantity its figure, and that over its size.
 
     What compares with stock in float64 is at least what stock's own values change by when atoms are turned, moved or
-    ordered anew, so that there is a measure of rounding where stock is what is compared with: SevenNet has constants
-    of float32 in float64 too. Difference quotients divide this change by their step.
+    ordered anew, so that there is a measure of rounding where stock is what is compared with. Difference quotients
+    divide this change by their step.
     """
     noise: dict[str, float] = {}
     figures = all_figures(case) | {BATCH.name: list(in_batch)}

@@ -113,13 +113,8 @@ def answer(model: WholeModel, questions: Questions) -> Answers:
     return found
 
 
-def together(model: WholeModel, structures: Sequence[Atoms]) -> list[Values]:
-    """The values of structures that are evaluated as one batch; all periodic, or none."""
-    return values_of(model, structures)
-
-
 def values_of(model: WholeModel, structures: Sequence[Atoms]) -> list[Values]:
-    """Of each structure of a batch, in float64 on the host."""
+    """Of each structure of a batch, in float64 on the host; all are periodic, or stress is left out."""
     stress = all(atoms.pbc.all() for atoms in structures)
     out = model.energies_and_forces(model.inputs(structures), stress=stress)
     of_structures = {"energy": out.energy.reshape(-1, 1)}

@@ -34,6 +34,7 @@ _APART = 1.15
 _SKEW = np.array([[0, 1, 0], [1, 2, 0], [-1, 1, 1]])
 # Of a chemical element that is heavier than ASE's table.
 _LARGEST_RADIUS = 1.7
+_LIQUID = 16
 # More elements than this come as several structures.
 _ELEMENTS_EACH = 50
 
@@ -119,7 +120,7 @@ def _slab(first: int, second: int, cutoff: float, random: np.random.Generator) -
 def _of_liquid(species: Sequence[int], mixed: Sequence[int]) -> list[int]:
     common = [number for number in _COMMON if number in species][:3]
     kinds = list(dict.fromkeys([*common, *mixed]))[:4]
-    return [kinds[place % len(kinds)] for place in range(24)]
+    return [kinds[place % len(kinds)] for place in range(_LIQUID)]
 
 
 def _packed(numbers: Sequence[int], random: np.random.Generator, *, pbc: bool) -> Atoms:

@@ -85,8 +85,8 @@ def build_certificate(record: Mapping[str, Any], name: str) -> Page:
 
 
 def page_name(record: Mapping[str, Any]) -> str:
-    """Of the model and the device: ``certificate-my-model-nvidia-h200``."""
-    words = f"certificate {record['model']['name']} {record['device']['slug']}"
+    """Of the model, its weights and the device: ``certificate-my-model-1f0c2a-nvidia-h200``."""
+    words = f"certificate {record['model']['name']} {record['model']['weights'][:6]} {record['device']['slug']}"
     return re.sub(r"[^a-z0-9]+", "-", words.lower()).strip("-")
 
 

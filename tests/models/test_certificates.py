@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import dataclasses
 from collections.abc import Callable
 from pathlib import Path
@@ -13,8 +14,10 @@ from calculator_cases import model_for
 from model_cases import MODULES, imidazole, needs, two_molecules
 
 from autotune.certification.certificate import FAIL, PASS, Certificate, certify
+from autotune.models.accelerate import accelerate
 from autotune.models.package import Outputs
-from autotune.models.whole_model import WholeModel, package_of
+from autotune.models.sevennet.package import SevenNet
+from autotune.models.whole_model import WholeModel, open_made, package_of
 
 of_all = pytest.mark.parametrize("package", [pytest.param(name, marks=needs(name)) for name in MODULES])
 
@@ -184,3 +187,19 @@ def test_a_mace_file_is_certified_by_its_name(tmp_path: Path) -> None:
     assert found.record["model"]["file"] == "small.model" and len(found.record["model"]["sha256"]) == 64
     row = found.path("cuequivariance", "float64")
     assert row["verdict"] == "refused" and row["reason"] == "its kernels need a CUDA device"
+
+
+@needs("sevennet")
+def test_a_sevennet_file_in_float64_has_couplings_of_float64() -> None:
+    """Cast from float32 it would differ from exact couplings by some 1e-9."""
+    from sevennet_cases import SevenNetCase
+
+    model = SevenNet().build({"species": "1, 6-7", **SevenNetCase.options}, seed=0)
+    assert next(model.parameters()).dtype == torch.float32
+    exact = open_made("small", model, dtype="float64")
+    ours = exact.with_module(copy.deepcopy(exact.module))
+    assert accelerate(ours.module).replaced > 0
+    inputs = exact.inputs([open_cell()])
+    found, wanted = (one.energies_and_forces(inputs, stress=True) for one in (ours, exact))
+    assert wanted.forces.dtype == torch.float64
+    assert (found.forces - wanted.forces).abs().max() <= 1e-12 * wanted.forces.abs().max()

@@ -330,7 +330,14 @@ class SevenNet(Package):
         return model
 
     def in_dtype(self, model: torch.nn.Module, dtype: torch.dtype) -> torch.nn.Module:
-        return _in_dtype(model, dtype)
+        """Built again for float64 where its configuration is known: a cast would keep couplings rounded to float32."""
+        configuration = getattr(model, _ORIGIN, None)
+        if dtype != torch.float64 or configuration is None:
+            return _in_dtype(model, dtype)
+        with default_dtype(dtype):
+            made = _built(configuration)
+        _copy_weights(model, made)
+        return made.train(model.training)
 
     def owns(self, model: torch.nn.Module) -> bool:
         return type(model).__module__.startswith("sevenn.")
