@@ -16,6 +16,7 @@ from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any, get_args
 
+from autotune.bench.dynamics import nanoseconds_a_day
 from autotune.bench.largest import is_largest
 from autotune.bench.rows import fastest_peer, geometric_mean, ratio
 from autotune.text import CAPTURED, DEFAULT, STOCK, TUNED, is_ours
@@ -31,6 +32,8 @@ MODELS = {
     "mace-mp-0-large": "MACE-MP-0 large",
     "sevennet-l3i5": "SevenNet-l3i5",
     "sevennet-0": "SevenNet-0",
+    "checkpoint_l3i5.pth": "SevenNet-l3i5, trained",
+    "checkpoint_sevennet_0.pth": "SevenNet-0, trained",
     "nequip-oam-l": "NequIP-OAM-L",
     "nequip-small": "NequIP, 64 features",
     "allegro-oam-l": "Allegro-OAM-L",
@@ -42,7 +45,7 @@ STRUCTURES = {
     "aspirin": "aspirin",
     "mof": "MOF-5",
 }
-ENERGY_FORCES, TRAINING = "energy_forces", "training"
+ENERGY_FORCES, TRAINING, MD_STEP = "energy_forces", "training", "md_step"
 PASSES = {ENERGY_FORCES: "energies and forces", TRAINING: "training"}
 ABSENT = "-"
 
@@ -75,7 +78,7 @@ def time_text(milliseconds: float) -> str:
 def model_rows(name: str) -> list[dict[str, Any]]:
     """Timed rows in the tables' order; those of the largest crystals are no times."""
     rows = [row for row in record(name)["rows"] if not is_largest(row)]
-    place = {key: at for at, key in enumerate((*MODELS, *STRUCTURES, *PASSES))}
+    place = {key: at for at, key in enumerate((*MODELS, *STRUCTURES, *PASSES, MD_STEP))}
     return sorted(rows, key=lambda row: (place[row["model"]], place[row["structure"]], place[row["pass"]]))
 
 
@@ -92,7 +95,7 @@ def fastest_other(row: dict[str, Any]) -> float | None:
 def model_gains() -> str:
     """By model and pass: the mean, and the least, of the fastest other path's time over ours, and of stock's."""
     lines = []
-    rows = model_rows(GPU_MODELS)
+    rows = [row for row in model_rows(GPU_MODELS) if row["pass"] in PASSES]
     for model in dict.fromkeys(row["model"] for row in rows):
         cells = []
         for kind in PASSES:
@@ -125,6 +128,18 @@ def model_steps(name: str, kind: str) -> str:
     columns = ["model, structure", "Equitune, captured", "Equitune", "fastest other path", "stock"]
     kept = [0, *(at for at in range(1, 5) if any(line[at] != ABSENT for line in lines))]
     return table([columns[at] for at in kept], ([line[at] for at in kept] for line in lines))
+
+
+def simulation_steps() -> str:
+    """Times of a step of molecular dynamics, by who computes the model; Equitune's with nanoseconds a day."""
+    others = {"cuequivariance": "cuEquivariance", "openequivariance": "OpenEquivariance", "symmetrix": "Symmetrix-XL"}
+    lines = []
+    for row in (row for row in model_rows(GPU_MODELS) if row["pass"] == MD_STEP):
+        cells = row["contenders"]
+        shown = [cell_text(cells.get(name)) for name in (TUNED, *others, STOCK)]
+        place = f"{MODELS[row['model']]}, {STRUCTURES[row['structure']]}, {row['atoms']:,} atoms"
+        lines.append([place, *shown, f"{nanoseconds_a_day(cells[TUNED]['wall_ms']):.1f}"])
+    return table(["a step by ASE", "Equitune", *others.values(), STOCK, "ns a day with Equitune"], lines)
 
 
 def cell_text(cell: dict[str, Any] | None) -> str:
@@ -332,6 +347,7 @@ def _prose(text: str) -> str:
 
 TABLES = {
     "model-gains": model_gains,
+    "simulation-steps": simulation_steps,
     "gpu-energies": lambda: model_steps(GPU_MODELS, ENERGY_FORCES),
     "gpu-training": lambda: model_steps(GPU_MODELS, TRAINING),
     "cpu-energies": lambda: model_steps(CPU_MODELS, ENERGY_FORCES),

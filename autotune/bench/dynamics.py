@@ -63,7 +63,8 @@ class Dynamics:
     @property
     def how(self) -> str:
         """How the calculator makes its inputs, in words."""
-        return getattr(self.calculator, "step", "") or "the package's own calculator"
+        owner = "the package's" if hasattr(self.calculator, "models") or hasattr(self.calculator, "model") else "its"
+        return getattr(self.calculator, "step", "") or f"{owner} own calculator"
 
     def _replace_models(self, replacement: Callable[[Any], Any]) -> None:
         if hasattr(self.calculator, "models"):  # MACE's takes a committee
@@ -96,7 +97,7 @@ class Dynamics:
 
         None of a calculator that does all of it in one library.
         """
-        if not (hasattr(self.calculator, "models") or hasattr(self.calculator, "model")):
+        if self.how == "its own calculator":
             return {}
         with self._clocks() as seconds:
             began = time.perf_counter()
