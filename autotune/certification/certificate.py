@@ -451,6 +451,7 @@ class _Run:
         in_batch = self._in_batch(path, dtype, cases, row)
         if path == STOCK:
             self.own[dtype] = {name: checks.stocks_own(case, in_batch.get(name, ())) for name, case in cases.items()}
+            row["note"] = "; ".join(filter(None, (row["note"], checks.not_symmetric(figures, dtype))))
         for name, several in in_batch.items():
             figures[name]["batch"] = several
         for name, of_checks in figures.items():

@@ -11,7 +11,7 @@ from typing import Any
 from autotune.certification.checks import BATCH, CHECKS
 from autotune.certification.structures import from_record
 from autotune.report.render import Page, Section, render
-from autotune.text import MISSING, contender_name
+from autotune.text import MISSING, TUNED, contender_name
 
 SECTIONS = (
     Section("verdicts", "Verdicts", "certificate_verdicts.html"),
@@ -94,12 +94,14 @@ def sentence(record: Mapping[str, Any]) -> str:
     """The result in plain words."""
     texts = []
     for verdict, words in ((PASS, "the same potential"), (FAIL, "not the same potential"), ("refused", "refused")):
-        named = [
-            f"{contender_name(row['path'])} in {row['dtype']}" for row in record["paths"] if row["verdict"] == verdict
-        ]
+        named = [f"{_name(row['path'])} in {row['dtype']}" for row in record["paths"] if row["verdict"] == verdict]
         if named:
             texts.append(f"{', '.join(named)}: {words}.")
     return f"Beside {record['reference']}, on {len(record['structures'])} structures. {' '.join(texts)}"
+
+
+def _name(path: str) -> str:
+    return "Equitune" if path == TUNED else contender_name(path)
 
 
 def _verdict(row: Mapping[str, Any]) -> Verdict:

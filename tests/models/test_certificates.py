@@ -191,7 +191,7 @@ def test_a_mace_file_is_certified_by_its_name(tmp_path: Path) -> None:
 
 @needs("sevennet")
 def test_a_sevennet_file_in_float64_has_couplings_of_float64() -> None:
-    """Cast from float32 it would differ from exact couplings by some 1e-9."""
+    """Couplings that are cast from float32 are some 1e-8 off; this small model then differs by 9e-13 from ours."""
     from sevennet_cases import SevenNetCase
 
     model = SevenNet().build({"species": "1, 6-7", **SevenNetCase.options}, seed=0)
@@ -202,4 +202,4 @@ def test_a_sevennet_file_in_float64_has_couplings_of_float64() -> None:
     inputs = exact.inputs([open_cell()])
     found, wanted = (one.energies_and_forces(inputs, stress=True) for one in (ours, exact))
     assert wanted.forces.dtype == torch.float64
-    assert (found.forces - wanted.forces).abs().max() <= 1e-12 * wanted.forces.abs().max()
+    assert (found.forces - wanted.forces).abs().max() <= 1e-13 * wanted.forces.abs().max()

@@ -145,6 +145,17 @@ def test_a_refusal_is_neither_a_pass_nor_a_failure() -> None:
     assert not only.passed, "nothing was certified"
 
 
+def test_a_symmetry_that_the_model_itself_lacks_is_said() -> None:
+    """A path of it passes if it differs as stock does."""
+    chiral = FAULTS["a chiral energy"][0](net())
+    liquid = {"liquid": draw(SPECIES, CUTOFF, 0)["liquid"]}
+    found = certify(chiral, liquid, paths={RIGHT: reordered}, dtypes=("float64",), effort="quick")
+    assert found.passed, str(found)
+    note = found.path("stock", "float64")["note"]
+    assert note.startswith("inversion changes forces of the model itself by ") and note in str(found)
+    assert not certify(net(), liquid, paths={RIGHT: reordered}, dtypes=("float64",)).path("stock", "float64")["note"]
+
+
 def test_equitunes_path_passes() -> None:
     found = certify(net(), paths=("equitune",), effort="quick")
     assert found.passed, str(found)
