@@ -18,7 +18,7 @@ import torch
 from torch import Tensor
 
 from autotune.models.neighbors import AtomicGraph
-from autotune.models.padding import Compute, Counts, Fields, PaddedStep, best_fit, lost_input, padded_size
+from autotune.models.padding import Compute, Counts, Fields, GraphMemory, PaddedStep, best_fit, lost_input, padded_size
 from autotune.models.stand_ins import of_packages
 from kernelgen.errors import InputError, UnsupportedError
 
@@ -44,7 +44,7 @@ def capture(
 
     growth: numbers of atoms and edges are padded to steps, each so many times the last one (beyond 32768 the fourth
     root of it). Ghost atoms and ghost edges are a structure of their own, and add nothing to the real ones. kept: the
-    number of captured sizes that stay, those used last; each has memory of its own on the device.
+    number of captured sizes that stay, those used last; all compute in the same memory.
 
     outgrown: what happens to a graph that fits no captured size: ``capture`` it, or leave it to the model (``eager``),
     which is as fast for large systems. Calls that need gradients of the results (``training=True``), those that ask for
@@ -104,6 +104,7 @@ class CapturedModel(torch.nn.Module):
         self._steps: OrderedDict[tuple[Hashable, Counts], PaddedStep] = OrderedDict()
         self._state: ModelState | None = None
         self._cutoff = 0.0
+        self.memory = GraphMemory()
         self._lock = threading.Lock()
 
     @property
@@ -154,7 +155,8 @@ class CapturedModel(torch.nn.Module):
         if self.outgrown == "eager" and any(known == kind for known, _ in self._steps):
             return None
         self.make_room()
-        step = PaddedStep(padded_size(real, self.growth), fields, device, self.computing(options), self.package.results)
+        size, compute = padded_size(real, self.growth), self.computing(options)
+        step = PaddedStep(size, fields, device, compute, self.package.results, self.memory)
         found = self._run(step, fields, real, inputs)
         self.keep(kind, step)
         return found
@@ -210,7 +212,8 @@ class CapturedModel(torch.nn.Module):
 
     def __getstate__(self) -> dict[str, Any]:
         # Captured graphs belong to this process and to this model's memory.
-        return {name: value for name, value in self.__dict__.items() if name not in ("_steps", "_state", "_lock")}
+        of_process = ("_steps", "_state", "_lock", "memory")
+        return {name: value for name, value in self.__dict__.items() if name not in of_process}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         super().__setstate__(state)

@@ -30,6 +30,7 @@ from autotune.models.padding import (
     Counts,
     Field,
     Fields,
+    GraphMemory,
     PaddedStep,
     best_fit,
     ghost_ends_there,
@@ -125,6 +126,7 @@ class OneLaunch:
                 device,
                 model.computing(self.options),
                 {name: per for name, per in model.package.results.items() if name in self.names},
+                model.memory,
                 room=step_above(len(pairs.centers), model.growth),
                 cutoff=self.cutoff,
                 moving=lambda graph: model.package.moving(model.model, graph),
@@ -151,12 +153,13 @@ class LaunchedStep(PaddedStep):
         device: torch.device,
         compute: Compute,
         results: Mapping[str, str],
+        memory: GraphMemory,
         *,
         room: int,
         cutoff: float,
         moving: Callable[[AtomicGraph], dict[str, Tensor]],
     ) -> None:
-        super().__init__(size, fields, device, compute, results)
+        super().__init__(size, fields, device, compute, results, memory)
         self.room, self.cutoff, self.moving = room, cutoff, moving
         self.settings = settings_of(device)
         self.pairs: Candidates | None = None

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import functools
 import gc
+import weakref
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
@@ -223,14 +224,48 @@ def _nothing_collected() -> Iterator[None]:
             gc.enable()
 
 
+class GraphMemory:
+    """What captured steps of one model compute in: the same memory, since one of them runs at a time.
+
+    Each step's results are copied before another one runs. Inputs have memory of their own.
+    """
+
+    def __init__(self) -> None:
+        self.stream: torch.cuda.Stream | None = None
+        self._pool: Any = None
+        self._graphs: weakref.WeakSet[torch.cuda.CUDAGraph] = weakref.WeakSet()
+
+    def pool_for(self, graph: torch.cuda.CUDAGraph) -> Any:
+        """That of the graphs that there are; torch takes no pool again whose graphs are gone."""
+        if not len(self._graphs):
+            self._pool = torch.cuda.graph_pool_handle()
+        self._graphs.add(graph)
+        return self._pool
+
+    def follow_stream(self, device: torch.device) -> torch.cuda.Stream:
+        """The stream of the caller, which waits for that of the last call."""
+        stream = torch.cuda.current_stream(device)
+        if self.stream not in (None, stream):
+            stream.wait_stream(self.stream)
+        self.stream = stream
+        return stream
+
+
 class PaddedStep:
     """Computes graphs that fit ``size``. On a CPU each call runs the model on the buffers, padded alike.
 
-    compute: the model's results of padded tensors. results: what the rows of each are. replays: launches of the graph.
+    compute: the model's results of padded tensors. results: what the rows of each are. memory: of all steps that never
+    run at once; none: its own. replays: launches of the graph.
     """
 
     def __init__(
-        self, size: Counts, fields: Fields, device: torch.device, compute: Compute, results: Mapping[str, str]
+        self,
+        size: Counts,
+        fields: Fields,
+        device: torch.device,
+        compute: Compute,
+        results: Mapping[str, str],
+        memory: GraphMemory | None = None,
     ) -> None:
         self.size, self.device, self.compute, self.results = size, device, compute, results
         for name, field in fields.items():
@@ -246,7 +281,7 @@ class PaddedStep:
         self.replays = 0
         self._graph: torch.cuda.CUDAGraph | None = None
         self._found: dict[str, Any] = {}
-        self._stream: torch.cuda.Stream | None = None
+        self.memory = GraphMemory() if memory is None else memory
 
     def __call__(self, fields: Fields, real: Counts) -> dict[str, Any]:
         """The results of the real atoms, edges and graphs, in memory of their own."""
@@ -256,7 +291,7 @@ class PaddedStep:
     def fill(self, fields: Fields, real: Counts) -> None:
         """Copy a graph, and ghosts, to where the model reads them."""
         if self.device.type == "cuda":
-            self._follow_stream()
+            self.memory.follow_stream(self.device)
         self._fill(fields, real)
 
     def launch(self) -> dict[str, Any]:
@@ -264,21 +299,13 @@ class PaddedStep:
         if self.device.type != "cuda":
             return self._computed()
         with torch.cuda.device(self.device):
-            stream = self._follow_stream()
+            stream = self.memory.follow_stream(self.device)
             if self._graph is None:
                 self._capture(stream)
             assert self._graph is not None
             self._graph.replay()
         self.replays += 1
         return self._found
-
-    def _follow_stream(self) -> torch.cuda.Stream:
-        """The stream of the caller, which waits for that of the last call."""
-        stream = torch.cuda.current_stream(self.device)
-        if self._stream not in (None, stream):
-            stream.wait_stream(self._stream)
-        self._stream = stream
-        return stream
 
     @torch.no_grad()
     def _fill(self, fields: Fields, real: Counts) -> None:
@@ -319,7 +346,8 @@ class PaddedStep:
         finally:  # what a failed call left there still reads the buffers
             current.wait_stream(side)
         graph = torch.cuda.CUDAGraph()
-        capturing = torch.cuda.graph(graph, stream=side, capture_error_mode="thread_local")
+        pool = self.memory.pool_for(graph)
+        capturing = torch.cuda.graph(graph, pool=pool, stream=side, capture_error_mode="thread_local")
         try:
             with _nothing_collected(), known_in_capture(), capturing:
                 found = self._computed()
