@@ -1,8 +1,9 @@
 """Processor seconds of each test, its processes included: a test that takes too many without ``slow`` is named.
 
-Seconds of the clock would depend on what else the machine does. A test may pay for what all share (a kernel that no
-test has compiled yet, the server of worker processes), so a test fails beyond :data:`FAILS_S`, and is only named at the
-end of the run beyond :data:`NAMED_S`.
+Tests of a GPU may take what they need: neither a newcomer nor CI waits for them. Seconds of the clock would depend on
+what else the machine does. A test may pay for what all share (a kernel that no test has compiled yet, the server of
+worker processes), so a test fails beyond :data:`FAILS_S`, and is only named at the end of the run beyond
+:data:`NAMED_S`.
 """
 
 from __future__ import annotations
@@ -48,7 +49,8 @@ def pytest_runtest_makereport(item: pytest.Item, call: pytest.CallInfo) -> Itera
     if call.when == "call":
         took = processor_s() - item.stash[_begun]
         report.user_properties.append((PROPERTY, took))
-        if took > FAILS_S and report.passed and item.get_closest_marker("slow") is None:
+        free = any(item.get_closest_marker(mark) for mark in ("slow", "gpu"))
+        if took > FAILS_S and report.passed and not free:
             report.outcome = "failed"
             report.longrepr = (
                 f"{item.nodeid} took {took:.0f} processor seconds, more than {FAILS_S:.0f}: make it cheaper, or mark "
