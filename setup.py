@@ -3,7 +3,8 @@
 They lie beside the packages in the tree. ``equitune pack suite --arch sm_90 --out packs`` makes the kernels; git
 keeps none, and a wheel without them works where there is a compiler.
 
-Everything else is in pyproject.toml. In an editable install nothing is copied: the package finds both in the tree.
+The package ``equitune`` lies in autotune/equitune. Everything else is in pyproject.toml. In an editable install nothing
+is copied: the package finds both in the tree.
 """
 
 from __future__ import annotations
@@ -11,7 +12,7 @@ from __future__ import annotations
 import shutil
 from pathlib import Path
 
-from setuptools import setup
+from setuptools import find_packages, setup
 from setuptools.command.build_py import build_py
 
 ROOT = Path(__file__).resolve().parent
@@ -50,4 +51,8 @@ class BuildWithData(build_py):
         return outputs if self.editable_mode else outputs + [str(target) for _, target in self.carried()]
 
 
-setup(cmdclass={"build_py": BuildWithData})
+setup(
+    packages=["equitune", *find_packages(include=["kernelgen*", "autotune*"], exclude=["autotune.equitune"])],
+    package_dir={"equitune": "autotune/equitune"},
+    cmdclass={"build_py": BuildWithData},
+)

@@ -31,6 +31,7 @@ if TYPE_CHECKING:
     from autotune.modules.symmetric_contraction import SymmetricContraction
     from autotune.tune.model import ModelTuning, tune_model
     from autotune.workload.workload import GraphClass
+    from kernelgen.version import __version__
 
 __all__ = [
     "Acceleration",
@@ -50,6 +51,7 @@ __all__ = [
     "TensorProduct",
     "TensorProductConv",
     "Tuning",
+    "__version__",
     "accelerate",
     "capture",
     "certify",
@@ -77,6 +79,7 @@ _HOMES = {
     "TensorProduct": "autotune.modules.product",
     "TensorProductConv": "autotune.modules.convolution",
     "Tuning": "autotune.database.lookup",
+    "__version__": "kernelgen.version",
     "accelerate": "autotune.models.accelerate",
     "capture": "autotune.models.capture",
     "certify": "autotune.certification.certificate",

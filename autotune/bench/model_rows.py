@@ -22,7 +22,7 @@ from autotune.database.store import database_path, device_record, replace_file, 
 from autotune.errors import DatabaseError
 from autotune.models.package import Package
 from autotune.models.whole_model import published_models
-from autotune.text import JOINT, is_ours, time_text
+from autotune.text import JOINT, is_ours, significant, time_text
 from kernelgen.device import DeviceFacts
 from kernelgen.files import parse_json
 from kernelgen.version import GENERATOR_VERSION
@@ -177,13 +177,17 @@ def row_lines(row: Row) -> list[str]:
         if parts := cell.get("parts_ms"):
             from autotune.bench.dynamics import nanoseconds_a_day
 
-            each = ", ".join(f"{part} {value:.3g}" for part, value in parts.items())
-            day = f"{nanoseconds_a_day(cell['wall_ms']):.3g} ns a day"
+            each = ", ".join(f"{part} {significant(value)}" for part, value in parts.items())
+            day = f"{significant(nanoseconds_a_day(cell['wall_ms']))} ns a day"
             lines.append(f"  {'':{width}}  {day}; in ms: {each}; {cell['inputs']}")
         if name == OURS and cell.get("device_parts_ms"):
-            lines.append(f"  {'':{width}}  device {cell['device_ms']:.3g} ms: {shares_text(cell['device_parts_ms'])}")
+            lines.append(
+                f"  {'':{width}}  device {time_text(cell['device_ms'] * 1e3)}: {shares_text(cell['device_parts_ms'])}"
+            )
         if name == OURS and (held := cell.get("held_parts_mib")):
-            lines.append(f"  {'':{width}}  kept for gradients {sum(held.values()):.3g} MiB: {shares_text(held)}")
+            lines.append(
+                f"  {'':{width}}  kept for gradients {significant(sum(held.values()))} MiB: {shares_text(held)}"
+            )
     return lines
 
 
@@ -248,4 +252,4 @@ def _ratio_of(cell: Mapping[str, Any], ours: Mapping[str, Any]) -> str:
 
 
 def _ratio(wall_ms: float, ours: Mapping[str, Any]) -> str:
-    return f"{wall_ms / ours['wall_ms']:.2f}x" if "wall_ms" in ours else f"{wall_ms:.3g} ms"
+    return f"{wall_ms / ours['wall_ms']:.2f}x" if "wall_ms" in ours else time_text(wall_ms * 1e3)

@@ -238,9 +238,13 @@ def show(
     layout: Annotated[Literal["mul_ir", "ir_mul"], typer.Option()] = "mul_ir",
     graph_class: Annotated[str | None, typer.Option(help="Such as conv-e14-d5. Default: any.")] = None,
 ) -> None:
-    """Print the schedules that a model would load here for a problem, and why."""
-    from autotune.workload.toml_tables import check_problem_name
+    """Print the schedules that a model would load here for a problem, and why; without a problem, all names."""
+    from autotune.workload.toml_tables import check_problem_name, problem_names
 
+    if not misses and not problem and not fully_connected:
+        print("\n".join(problem_names()))
+        options.print_next("equitune show NAME")
+        return
     if not misses and len(problem or ()) == 1 and not fully_connected:
         check_problem_name((problem or [])[0])
     # A mistake until here is answered without torch.

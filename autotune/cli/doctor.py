@@ -166,6 +166,11 @@ def _software() -> Iterator[tuple[str, str, str]]:
     from kernelgen.version import GENERATOR_VERSION
 
     yield "python", platform.python_version(), "ok"
+    if other := version_of("autotune"):
+        text = (
+            f"{other}, another project whose files have the names of Equitune's: uninstall both, then install equitune"
+        )
+        yield "autotune", text, "problem"
     for name in (*NEEDED, *OPTIONAL):
         version = version_of(name)
         yield name, version or "not installed", "ok" if version else ("problem" if name in NEEDED else "absent")

@@ -17,6 +17,7 @@ from autotune.database.entry import Entry
 from autotune.database.lookup import Tuning, find_schedule
 from autotune.database.store import database_dirs, database_path, load_table
 from autotune.errors import ConfigError
+from autotune.text import time_text
 from autotune.workload.config import find_problem, load_all, load_config
 from autotune.workload.kinds.base import Problem
 from autotune.workload.kinds.registry import kernel_kind, operations_of
@@ -134,15 +135,14 @@ def _figures(entry: Entry) -> Iterator[str]:
     graph = entry.graph
     size = kernel_kind(entry.operation).size_text(graph["edges"], graph["nodes"])
     yield _row("  graph", f"{graph['name']}, {size}")
-    quartiles = f"quartiles {_time(entry.q1_us)} to {_time(entry.q3_us)}"
-    yield _row("  time", f"{_time(entry.time_us)} ({quartiles})")
-    yield _row("  default", f"{_time(entry.default['time_us'])}, {_ratio(entry.default, entry)}")
+    quartiles = f"quartiles {time_text(entry.q1_us)} to {time_text(entry.q3_us)}"
+    yield _row("  time", f"{time_text(entry.time_us)} ({quartiles})")
+    yield _row("  default", f"{time_text(entry.default['time_us'])}, {_ratio(entry.default, entry)}")
     for index, (name, peer) in enumerate(sorted(entry.peers.items())):
-        figure = f"{_time(peer['time_us'])}, {_ratio(peer, entry)}" if "time_us" in peer else str(peer["error"])
+        figure = f"{time_text(peer['time_us'])}, {_ratio(peer, entry)}" if "time_us" in peer else str(peer["error"])
         yield _row("  peers" if index == 0 else "", f"{name}: {figure}")
-    yield _row(
-        "  floor", f"{_time(entry.floor_us)} for the memory traffic ({entry.floor_us / entry.time_us:.0%} of the time)"
-    )
+    share = f"{entry.floor_us / entry.time_us:.0%} of the time"
+    yield _row("  floor", f"{time_text(entry.floor_us)} for the memory traffic ({share})")
     errors = ", ".join(f"{slot} {value:.1e}" for slot, value in entry.errors.items())
     yield _row("  errors", f"{errors} relative to float64 (tolerance {entry.tolerance:.0e})")
     if entry.resources:
@@ -151,13 +151,6 @@ def _figures(entry: Entry) -> Iterator[str]:
     yield _row("  trials", f"{trials.get('count', '?')} ({trials.get('ok', '?')} ok), {trials.get('file', '')}")
     same = "" if entry.generator == GENERATOR_VERSION else f" (this one is {GENERATOR_VERSION})"
     yield _row("  tuned", f"{entry.date}, generator {entry.generator}{same}")
-
-
-def _time(microseconds: float) -> str:
-    for unit, size in (("s", 1e6), ("ms", 1e3)):
-        if microseconds >= size:
-            return f"{microseconds / size:.3g} {unit}"
-    return f"{microseconds:.3g} us"
 
 
 def _ratio(other: Mapping[str, Any], entry: Entry) -> str:

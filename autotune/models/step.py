@@ -20,7 +20,6 @@ from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
 import numpy as np
 import torch
-from ase.calculators.calculator import all_changes
 from torch import Tensor
 
 from autotune.models.capture import CapturedModel, capture
@@ -186,6 +185,8 @@ def changes_since(calculator: Any, atoms: Atoms, tol: float = 1e-15) -> list[str
 
     ASE asks three times a step, and by its own comparison that takes as long as a small model.
     """
+    from ase.calculators.calculator import all_changes
+
     last = calculator.atoms
     if last is None or last.arrays.keys() != atoms.arrays.keys():
         return list(all_changes)

@@ -47,12 +47,17 @@ def known_configs() -> list[str]:
     return sorted(path.stem for path in paths.configs_dir().glob("*.toml") if path.stem not in NO_CONFIGS)
 
 
-def check_problem_name(text: str) -> None:
-    """ConfigError with the nearest name for a problem that ``problems.toml`` lacks; a key (with ``|``) is no name."""
+def problem_names() -> list[str]:
+    """All names of ``problems.toml``, products first."""
     table = read_toml(paths.configs_dir() / "problems.toml")
     # A problem's own values are no tables; the tables of other kinds hold problems alone.
     names = [name for name, value in table.items() if not _holds_tables(value)]
-    names += [name for value in table.values() if _holds_tables(value) for name in value]
+    return names + [name for value in table.values() if _holds_tables(value) for name in value]
+
+
+def check_problem_name(text: str) -> None:
+    """ConfigError with the nearest name for a problem that ``problems.toml`` lacks; a key (with ``|``) is no name."""
+    names = problem_names()
     if "|" not in text and text not in names:
         raise ConfigError(unknown_name("problem", text, names))
 

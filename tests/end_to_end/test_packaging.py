@@ -21,6 +21,7 @@ from places import ROOT, SUPPORT
 from autotune.cli.packing import Kernels, suite, write_suite
 from autotune.workload.toml_tables import read_toml
 from kernelgen.compile.host import default_level
+from kernelgen.version import __version__
 
 ARCHS = ("sm_80",) if importlib.util.find_spec("cuda") else ()
 BUILD_FILES = ("pyproject.toml", "setup.py", "MANIFEST.in", "README.md", "LICENSE")
@@ -72,7 +73,7 @@ DATA = {f"autotune/_data/results/{folder}test-device.json" for folder in ("", "p
 def test_wheel_carries_every_module_and_all_data(wheel: Path) -> None:
     carried = set(zipfile.ZipFile(wheel).namelist())
     sources = [
-        path.relative_to(ROOT).as_posix()
+        path.relative_to(ROOT).as_posix().removeprefix("autotune/" if "equitune" in path.parts[-2] else "")
         for package in ("kernelgen", "autotune")
         for path in (ROOT / package).rglob("*")
         if path.is_file() and path.suffix != ".pyc"
@@ -93,7 +94,7 @@ def test_wheel_carries_nothing_else(wheel: Path) -> None:
 def test_wheel_declares_command_extras_and_licence(wheel: Path) -> None:
     archive = zipfile.ZipFile(wheel)
     (info,) = {name.split("/")[0] for name in archive.namelist() if ".dist-info/" in name}
-    assert "equitune = autotune.cli:main" in archive.read(f"{info}/entry_points.txt").decode()
+    assert "equitune = equitune:main" in archive.read(f"{info}/entry_points.txt").decode()
     metadata = archive.read(f"{info}/METADATA").decode()
     assert "License-Expression: BSD-3-Clause" in metadata
     for extra in ("tune", "test", "gpu", "peers", "docs"):
@@ -116,6 +117,7 @@ def test_installed_package_finds_its_configs_and_database(installed: Path, tmp_p
 
 
 USERS_SCRIPT = """
+import equitune
 import torch
 from autotune import TensorProductConv, accelerate, capture, restore
 from kernelgen import TensorProductProblem, build
@@ -126,6 +128,7 @@ count: int = restore(conv)
 table: str = str(accelerate(conv, strict=True))
 text: str = build(TensorProductProblem.channelwise("4x0e", "0e", "0e"), device="cpu").source("forward")
 captured = capture(conv, growth="much")
+same: str = str(equitune.accelerate(conv))
 """
 
 
@@ -140,7 +143,26 @@ def test_a_type_checker_sees_the_types(installed: Path, tmp_path: Path) -> None:
     command = (sys.executable, "-m", "mypy", "--strict", "--config-file=", "--python-executable", python, "script.py")
     done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, env=os.environ | {"PYTHONPATH": ""})
     (only, _) = done.stdout.splitlines()
-    assert "script.py:11" in only and 'Argument "growth" to "capture"' in only
+    assert "script.py:12" in only and 'Argument "growth" to "capture"' in only
+
+
+@pytest.mark.slow
+def test_the_package_has_its_own_name(installed: Path, tmp_path: Path) -> None:
+    code = (
+        "import equitune, autotune\n"
+        "print(equitune.accelerate is autotune.accelerate, equitune.__version__, autotune.__version__, *dir(equitune))"
+    )
+    said = run(sys.executable, "-c", code, cwd=tmp_path, PYTHONPATH=str(installed)).split()
+    assert said[:3] == ["True", __version__, __version__] and {"TensorProduct", "build", "InputError"} <= set(said)
+
+
+@pytest.mark.slow
+def test_another_projects_autotune_is_named(installed: Path, tmp_path: Path) -> None:
+    """One of the same name that was installed over Equitune asks for what is not there."""
+    shutil.copytree(installed, tmp_path / "site")
+    (tmp_path / "site" / "autotune" / "__init__.py").write_text("import GPUtil_of_another_project\n")
+    with pytest.raises(AssertionError, match="the package autotune that is installed here is another project's"):
+        run(sys.executable, "-c", "import equitune", cwd=tmp_path, PYTHONPATH=str(tmp_path / "site"))
 
 
 @pytest.mark.slow

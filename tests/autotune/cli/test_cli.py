@@ -155,7 +155,6 @@ def test_module_and_mistake_in_a_process_of_its_own() -> None:
         (("bench", "radial", "--device", "cpu"), 'accelerate(model, edge_weights="streamed")'),
         (("bench", "quick", "--seconds", "-1"), "--seconds is -1.0"),
         (("show", "uvu|1x0e|1x0e"), "is not a problem key"),
-        (("show",), "0 texts name the problem; expected a name, a key, or the irreps"),
         (("show", "8x0e", "0e"), "2 texts name the problem; expected a name, a key, or the irreps of in1, in2 and out"),
         (("show", "mace-mp-medium", "--layout", "ir-mul"), "--layout"),
         (("show", "mace-mp-medium", "--graph-class", "large"), "'large' is not a graph class"),
@@ -217,6 +216,18 @@ def test_an_old_spelling_says_the_present_one_and_works(command: Command) -> Non
     said, refused = err.splitlines()
     assert said == "equitune: note: this is now spelled equitune bench models --dtype float16"
     assert refused.startswith("equitune: error: unknown dtype 'float16'")
+
+
+def test_show_without_a_problem_lists_names(command: Command) -> None:
+    code, out, _ = command("show")
+    assert code == 0 and {"mace-mp-medium", "nequip-oam-l"} <= set(out.split())
+
+
+def test_doctor_names_another_projects_autotune(command: Command, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of the same name as Equitune's package: whose files win depends on the order of installation."""
+    monkeypatch.setattr(doctor, "version_of", lambda name: {"autotune": "0.0.3"}.get(name))
+    (row,) = (row for row in json.loads(command("doctor", "--json")[1]) if row["name"] == "autotune")
+    assert row["state"] == "problem" and row["value"].startswith("0.0.3, another project")
 
 
 @pytest.mark.parametrize(

@@ -143,7 +143,7 @@ def test_each_number_of_nodes_takes_its_schedules(monkeypatch: pytest.MonkeyPatc
         chosen = small if asked[-1] is not None and asked[-1] <= 6 else large
         return Found({name: made_tuning(schedule) for name, schedule in chosen.items()}, {})
 
-    monkeypatch.setattr(tuned_rows.Lookup, "find", find)
+    monkeypatch.setattr(tuned_rows.base.Lookup, "find", find)
     module(*inputs(nodes=40))
     assert asked == [5] and module._operator.schedules == small
     module(*inputs(nodes=45))
