@@ -76,7 +76,7 @@ LONE = frozenset(
     }
 )
 # Sub-packages that are more than a folder: they export names of their own.
-EXPORTING = ("autotune/cli", "autotune/report", "autotune/compare/peers")
+EXPORTING = ("autotune/cli", "autotune/equitune", "autotune/report", "autotune/compare/peers")
 
 
 @pytest.mark.parametrize("package", ORDERS)

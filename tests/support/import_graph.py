@@ -22,7 +22,7 @@ ORDERS = {
     "autotune": (
         *("errors", "extras", "old_paths", "paths", "text"),
         *("workload", "database", "modules", "models", "measure", "search", "compare"),
-        *("tune", "bench", "certification", "replay", "report", "cli"),
+        *("tune", "bench", "certification", "replay", "report", "cli", "equitune"),
     ),
 }
 

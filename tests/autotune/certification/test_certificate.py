@@ -179,6 +179,7 @@ def test_a_symmetry_that_the_model_itself_lacks_is_said() -> None:
     assert not certify(net(), liquid, paths={RIGHT: reordered}, dtypes=("float64",)).path("stock", "float64")["note"]
 
 
+@pytest.mark.slow
 def test_equitunes_path_passes() -> None:
     found = certify(net(), paths=("equitune",), effort="quick")
     assert found.passed, str(found)
@@ -186,6 +187,7 @@ def test_equitunes_path_passes() -> None:
     assert autotune.certify is certify and autotune.Certificate is Certificate
 
 
+@pytest.mark.slow
 def test_a_process_that_ends_loses_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
     """Each path is asked in a process of its own; this one ends at the third structure."""
     monkeypatch.setattr(certificates, "PathSetting", EndingSetting)
