@@ -3,7 +3,7 @@
 >>> import equitune
 >>> equitune.accelerate(model)
 
-Packaging installs this folder as ``equitune`` (pyproject.toml). Names load on first access.
+setup.py installs this folder as ``equitune``. Names load on first access; for type checkers they are in ``__init__.pyi``.
 """
 
 from __future__ import annotations
@@ -11,11 +11,7 @@ from __future__ import annotations
 import importlib
 import sys
 from types import ModuleType
-from typing import TYPE_CHECKING, Any
-
-if TYPE_CHECKING:
-    from autotune import *  # noqa: F403
-    from kernelgen import *  # noqa: F403
+from typing import Any
 
 
 def _own(name: str) -> ModuleType:

@@ -1,0 +1,4 @@
+from autotune import *
+from kernelgen import *
+
+def main() -> None: ...
