@@ -3,7 +3,7 @@
 >>> import equitune
 >>> equitune.accelerate(model)
 
-setup.py installs this folder as ``equitune``. Names load on first access; for type checkers they are in ``__init__.pyi``.
+setup.py installs this folder as ``equitune``. Names load on first access; ``__init__.pyi`` has them for type checkers.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-from autotune import *
-from kernelgen import *
+from autotune import *  # noqa: F403
+from kernelgen import *  # noqa: F403
 
 def main() -> None: ...
