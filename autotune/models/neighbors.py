@@ -208,9 +208,13 @@ class VesinSearch:
 
     def __call__(self, positions: np.ndarray, box: np.ndarray, pbc: np.ndarray, device: torch.device) -> Pairs:
         at, there = (torch.from_numpy(values).to(device) for values in (positions, box))
+        return self.pairs(at, there, torch.from_numpy(pbc))
+
+    def pairs(self, positions: Tensor, box: Tensor, pbc: Tensor) -> Pairs:
+        """Of positions and box in float64 on the device, and ``pbc`` [3] on the host."""
         while True:
             try:
-                found = self._vesin.compute(at, there, torch.from_numpy(pbc), "ijS")
+                found = self._vesin.compute(positions, box, pbc, "ijS")
                 break
             except RuntimeError as error:
                 if _VESINS_MOST not in str(error) or self._most > _MOST_NEIGHBORS:

@@ -89,6 +89,31 @@ def test_dynamics_and_relaxations_end_where_stocks_do(package: str, capture: boo
         assert float((found - start).abs().max()) > 1e-4
 
 
+@needs("mace")
+def test_neighbors_are_searched_when_needed() -> None:
+    """Of two systems: one moves little, the other by more than half the skin; then other cells, and other systems."""
+    ours, stock = wrapped("mace"), wrapped("mace")
+    accelerate_torch_sim(ours)
+    kept, state = ours.neighbor_list_fn, state_of(systems())
+    for way, searches in ((0.0, 2), (0.2, 2), (0.2, 3), (0.0, 3)):
+        state.positions[0] += way
+        assert_equal_energies(ours, stock, state)
+        assert kept.searches == searches
+    state.cell = state.cell * 1.01
+    assert_equal_energies(ours, stock, state)
+    assert kept.searches == 5
+    for others in (systems()[::-1], systems()[:1], [imidazole()] * 3, systems()):
+        assert_equal_energies(ours, stock, state_of(others))
+    state.positions[1, 2] = torch.nan
+    with pytest.raises(InputError, match="a coordinate is not finite"):
+        ours(state)
+
+
+def assert_equal_energies(ours: Any, stock: Any, state: Any) -> None:
+    found, wanted = ours(state.clone())["energy"], stock(state.clone())["energy"]
+    assert float((found - wanted).abs().max()) <= TOLERANCE * max(float(wanted.abs().max()), 1.0)
+
+
 @of_all
 def test_the_autobatcher_divides_systems(package: str) -> None:
     ours, stock = wrapped(package), wrapped(package)
