@@ -146,6 +146,10 @@ class StrangePeer:
     def build_s(self) -> float:
         return 1e6 if self.name == "crashes" else 0.0
 
+    @property
+    def adapter(self) -> StrangePeer:
+        return self
+
     def prepare(self) -> StrangePeer:
         if self.name == "absent":
             raise PeerError("not installed")
