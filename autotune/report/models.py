@@ -104,16 +104,32 @@ def _facts(row: ModelRow) -> list[str]:
 
 
 def models_sentence(rows: Sequence[ModelRow], device: str) -> str:
-    """What Equitune gained on all rows, in one sentence."""
+    """What Equitune gained on all rows, in a sentence for the models and one for whole steps of simulations."""
     judged = [row for row in rows if not math.isnan(row.ratio)]
     if not judged:
         return f"No model has been timed with Equitune and without it on this {device} yet."
-    mean, least = (floored_ratio(of(row.ratio for row in judged)) for of in (geometric_mean, min))
-    memory = geometric_mean(row.memory_ratio for row in judged)
-    held = "" if math.isnan(memory) else f", with {ratio_text(memory)} the memory"
     others = "the fastest other path" if any(row.best_other for row in judged) else "stock"
-    untuned = "" if any(row.tuned for row in judged) else " Nothing was tuned on it."
-    return f"On this {device}, Equitune runs {_many(judged)} {mean} as fast as {others} on the mean, least {least}{held}.{untuned}"  # noqa: E501
+    sentences = []
+    models, steps = ([row for row in judged if row.is_step == is_step] for is_step in (False, True))
+    if models:
+        memory = geometric_mean(row.memory_ratio for row in models)
+        held = "" if math.isnan(memory) else f", with {ratio_text(memory)} the memory"
+        sentences.append(
+            f"On this {device}, Equitune runs {_many(models)} {_gain(models)[0]} as fast as {others} on the mean, least {_gain(models)[1]}{held}."
+        )  # noqa: E501
+    if steps:
+        sentences.append(
+            f"A whole step of molecular dynamics by ASE, of {_many(steps)}, takes {others} {_gain(steps)[0]} as long as Equitune on the mean, at least {_gain(steps)[1]}."
+        )  # noqa: E501
+    if not any(row.tuned for row in judged):
+        sentences.append("Nothing was tuned on it.")
+    return " ".join(sentences)
+
+
+def _gain(rows: Sequence[ModelRow]) -> tuple[str, str]:
+    """The other path's time over Equitune's: the mean, and the least."""
+    mean, least = (floored_ratio(of(row.ratio for row in rows)) for of in (geometric_mean, min))
+    return mean, least
 
 
 def joint_sentence(rows: Sequence[ModelRow]) -> str:

@@ -74,7 +74,7 @@ def test_models_come_first_and_kernels_keep_a_picker(page: Page) -> None:
     first, rest = page.text.split("<main>")
     assert 'data-rows="model-rows"' in first and 'data-rows="kernel-rows"' not in first
     assert 'data-rows="kernel-rows"' in rest and '<h2 id="models">' in rest and '<h2 id="roofline">' in rest
-    assert any(words.startswith("The models have their published hyperparameters") for words in page.words)
+    assert any(words.startswith("Models with a published name have its hyperparameters") for words in page.words)
     assert not {"nan", "none", "null", "inf"} & {words.strip().lower() for words in page.words}
 
 
