@@ -18,7 +18,7 @@ import torch
 from torch import Tensor
 
 from autotune.models.neighbors import AtomicGraph
-from autotune.models.padding import Compute, Counts, Fields, GraphMemory, PaddedStep, best_fit, lost_input, padded_size
+from autotune.models.padding import Compute, Counts, Fields, GraphMemory, PaddedStep, best_fit, padded_size
 from autotune.models.stand_ins import of_packages
 from kernelgen.errors import InputError, UnsupportedError
 
@@ -195,9 +195,7 @@ class CapturedModel(torch.nn.Module):
 
     def _run(self, step: PaddedStep, fields: Fields, real: Counts, inputs: Mapping[str, Any]) -> dict[str, Any]:
         found = step(fields, real)
-        for name in step.asked:
-            if name in inputs:
-                raise lost_input(name)
+        step.check_asked(inputs)
         self.replays += 1
         return found
 

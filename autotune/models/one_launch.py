@@ -34,7 +34,6 @@ from autotune.models.padding import (
     PaddedStep,
     best_fit,
     ghost_ends_there,
-    lost_input,
     padded_size,
     step_above,
 )
@@ -173,10 +172,8 @@ class LaunchedStep(PaddedStep):
             self._centers, self._neighbors = torch.zeros(2, room, dtype=torch.long, device=device)
             self._unit_shifts = torch.zeros(room, 3, dtype=torch.float64, device=device)
             self._numbers = torch.arange(max(room, size.edges), device=device)
-            self._ghost_shift, self._ghost_offset = (
-                along_x(1.0).to(self._arrived),
-                along_x(2 * cutoff).to(self._arrived),
-            )
+            self._ghost_shift = along_x(1.0).to(self._arrived)
+            self._ghost_offset = along_x(2 * cutoff).to(self._arrived)
 
     @torch.no_grad()
     def place(self, fields: Fields, real: Counts, pairs: Candidates) -> None:
@@ -209,12 +206,6 @@ class LaunchedStep(PaddedStep):
             rows = getattr(real, self.results[name])
             results[name] = flat.reshape(shape)[:rows].to(dtype)
         return int(edges), results
-
-    def check_asked(self, inputs: Any) -> None:
-        """UnsupportedError if the model looked for an input that is given and not passed on."""
-        for name in self.asked:
-            if name in inputs:
-                raise lost_input(name)
 
     def _computed(self) -> dict[str, Any]:
         with torch.no_grad():

@@ -307,6 +307,12 @@ class PaddedStep:
         self.replays += 1
         return self._found
 
+    def check_asked(self, inputs: Any) -> None:
+        """UnsupportedError if the model looked for an input that is given and not passed on."""
+        for name in self.asked:
+            if name in inputs:
+                raise lost_input(name)
+
     @torch.no_grad()
     def _fill(self, fields: Fields, real: Counts) -> None:
         last, self.filled = self.filled, None
