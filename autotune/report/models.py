@@ -114,13 +114,13 @@ def models_sentence(rows: Sequence[ModelRow], device: str) -> str:
     if models:
         memory = geometric_mean(row.memory_ratio for row in models)
         held = "" if math.isnan(memory) else f", with {ratio_text(memory)} the memory"
-        sentences.append(
-            f"On this {device}, Equitune runs {_many(models)} {_gain(models)[0]} as fast as {others} on the mean, least {_gain(models)[1]}{held}."
-        )  # noqa: E501
+        mean, least = _gain(models)
+        gain = f"{mean} as fast as {others} on the mean, least {least}{held}"
+        sentences.append(f"On this {device}, Equitune runs {_many(models)} {gain}.")
     if steps:
-        sentences.append(
-            f"A whole step of molecular dynamics by ASE, of {_many(steps)}, takes {others} {_gain(steps)[0]} as long as Equitune on the mean, at least {_gain(steps)[1]}."
-        )  # noqa: E501
+        mean, least = _gain(steps)
+        gain = f"takes {others} {mean} as long as Equitune on the mean, at least {least}"
+        sentences.append(f"A whole step of molecular dynamics by ASE, of {_many(steps)}, {gain}.")
     if not any(row.tuned for row in judged):
         sentences.append("Nothing was tuned on it.")
     return " ".join(sentences)
