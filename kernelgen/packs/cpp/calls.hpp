@@ -51,6 +51,15 @@ private:
     const Given& given;
     const Tensor first;
 
+    static constexpr std::size_t MATRIX = 5;  // of a fused convolution, in the place of tangents of w
+    static constexpr std::size_t MARKS = 9;   // in the place of an output y
+
+    static Sizes sizes_of(const Json& list) {
+        Sizes sizes;
+        for (const Json& size : list.list) sizes.push_back(size.integer());
+        return sizes;
+    }
+
     static std::size_t place(char slot) { return SLOTS.find(slot); }
 
     std::int64_t width(char slot) const { return facts["widths"][std::string(1, slot)].integer(); }
@@ -63,8 +72,7 @@ private:
 
     Sizes shape(char slot, bool by_edge = false) const {
         if (slot == 'w' && facts["weights"].kind == Json::Kind::list) {  // shared by all rows
-            Sizes sizes;
-            for (const Json& size : facts["weights"].list) sizes.push_back(size.integer());
+            Sizes sizes = sizes_of(facts["weights"]);
             if (sizes.front() < 0) sizes.front() = needed(given.operands[4], "w").size(0);
             return sizes;
         }
@@ -83,7 +91,7 @@ private:
     Tensor operand(std::size_t at, bool gathers) const {
         const std::string name = std::string(at % 2 ? "t" : "") + SLOTS[at / 2];
         const Tensor& tensor = needed(given.operands[at], name);
-        const Sizes wanted = shape(SLOTS[at / 2]);
+        const Sizes wanted = at == MATRIX && facts.has("matrix") ? sizes_of(facts["matrix"]) : shape(SLOTS[at / 2]);
         const auto sizes = tensor.sizes();
         const bool fits = sizes.size() == wanted.size() && std::equal(wanted.begin(), wanted.end(), sizes.begin());
         const auto dtype = facts["dtype"].text == "float64" ? ScalarType::Double : ScalarType::Float;
@@ -128,6 +136,10 @@ private:
             const Tensor out = zeroed ? torch::stable::new_zeros(first, sizes) : torch::stable::new_empty(first, sizes);
             found[place(slot[0])] = out;
             pointers[8 + place(slot[0])] = out.mutable_data_ptr();
+        }
+        if (facts.has("marks") && facts["marks"].integer() > 0) {
+            kept.push_back(torch::stable::new_zeros(first, Sizes{facts["marks"].integer(), given.num_out}, ScalarType::Int));
+            pointers[MARKS] = kept.back().mutable_data_ptr();
         }
         const std::int64_t of_task = facts["task_nodes"].integer();
         const std::int64_t num_in = of_task ? of_task : gathers ? given.edges : given.num_in;
