@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 from torch.fx.experimental.proxy_tensor import make_fx
 
-from autotune.modules.radial_convolution import exported_for
+from kernelgen.ops.library import exported_for
 from kernelgen.packs.library import Exchange
 
 # Edges and atoms of the graphs for which schedules are chosen, unless a caller says more: a rank with a full GPU.

@@ -5,9 +5,6 @@ from __future__ import annotations
 import functools
 import math
 from collections import defaultdict
-from collections.abc import Iterator
-from contextlib import contextmanager
-from contextvars import ContextVar
 from typing import Any
 
 import torch
@@ -23,6 +20,7 @@ from autotune.workload.workload import GraphClass
 from kernelgen.compat import is_eager
 from kernelgen.device import device_facts
 from kernelgen.errors import InputError, ProblemError
+from kernelgen.ops.library import EXPORTED_SIZE
 from kernelgen.ops.product import Operator
 from kernelgen.ops.radial_convolution import (
     ACCURACY,
@@ -151,7 +149,7 @@ def convolve_radial(
 
     at_once = not fused and takes_all()
     may_fuse = x.is_cuda and not trains if fused is None else fused
-    if may_fuse and (size := _exported.get()) is not None and not is_eager(x, y, hidden, matrix):
+    if may_fuse and (size := EXPORTED_SIZE.get()) is not None and not is_eager(x, y, hidden, matrix):
         with outside_of_traces():
             operator = module._operator_of(x, *size)
             chosen = fused or is_fused_fastest(operator, hidden.shape[-1], product, *size, beside_whole=at_once)
@@ -177,23 +175,6 @@ def convolve_radial(
     elif operator is None:
         operator = module._operator_of(x, edges, num_out, receiver)
     return radial_product(*given, operator, edges_at_a_time, product)
-
-
-# While a model is traced for graphs whose receivers do not decrease: for how many edges and nodes schedules are chosen.
-_exported: ContextVar[tuple[int, int] | None] = ContextVar("exported", default=None)
-
-
-@contextmanager
-def exported_for(num_edges: int, num_nodes: int) -> Iterator[None]:
-    """Trace the kernels that form weights in registers, where a GPU would run them on a graph of about this size.
-
-    What is traced takes graphs of any size whose ``receiver`` does not decrease, and has no second derivatives.
-    """
-    token = _exported.set((num_edges, num_nodes))
-    try:
-        yield
-    finally:
-        _exported.reset(token)
 
 
 def has_room(device: torch.device, weights_bytes: int, trains: bool) -> bool:

