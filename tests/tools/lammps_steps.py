@@ -58,7 +58,7 @@ INTEGRATIONS = {"mace": "mace.use", "sevennet": "sevennet.use", "nequip": "nequi
 def run(folder: Path, atoms: Atoms, ranks: int, given: argparse.Namespace) -> dict[str, Any]:
     """One run, with its time a step and LAMMPS's breakdown in ms a step."""
     place = folder / f"{len(atoms)} on {ranks}"
-    place.mkdir()
+    place.mkdir(exist_ok=True)
     write_atoms(atoms, place)
     symbols = [Atoms([number])[0].symbol for number in sorted(set(atoms.numbers))]
     text = INPUT.format(
