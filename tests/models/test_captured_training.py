@@ -8,10 +8,12 @@ from typing import Any
 import pytest
 import torch
 from captured_cases import PACKAGES, Package, on_devices, steps_of_size
-from model_cases import gradients, imidazole, needs
+from model_cases import gradients, imidazole, needs, small_model
 
-from autotune import capture_training
+from autotune import accelerate, capture_training
+from autotune.bench.contenders import captured_form
 from autotune.models.capture_training import Real
+from autotune.models.whole_model import open_made
 from kernelgen.errors import InputError, UnsupportedError
 
 # Energy and forces, by the names of each package's results.
@@ -111,3 +113,24 @@ def test_what_is_frozen_gets_no_gradient_and_mistakes_say_so(package: Package) -
         capture_training(model, lambda out, labels, real: out["forces"])(inputs, labels)
     with pytest.raises(InputError, match="evaluation mode"):
         capture_training(model.eval(), losses(package))(inputs, labels)
+
+
+@of_all
+def test_the_bench_measures_the_same_step(package: Package) -> None:
+    """Loss and gradients of the contender whose steps are captured are those of other contenders."""
+    model = open_made(package.name, small_model(package.name, package.dtype))
+    accelerate(model.module)
+    captured, inputs = captured_form(model), package.inputs(model.module, imidazole(), imidazole()[:5])
+    losses = []
+    for one in (model, captured, captured):
+        losses.append(one.training_step(inputs))
+        found = {name: weight.grad for name, weight in model.module.named_parameters() if weight.grad is not None}
+        if one is model:
+            wanted = {name: gradient.clone() for name, gradient in found.items()}
+    assert found.keys() == wanted.keys() and captured.training.replays == 2
+    torch.testing.assert_close(losses[1:], losses[:1] * 2, rtol=1e-5, atol=0)
+    largest = max(float(one.abs().max()) for one in wanted.values())
+    for name, one in wanted.items():
+        torch.testing.assert_close(found[name], one, rtol=1e-5, atol=1e-5 * largest, msg=name)
+    captured.forget()
+    assert not captured.training.sizes
