@@ -6,10 +6,10 @@ The model, its inputs and the step are those of ``equitune bench models``, by co
 an optimizer's step (Adam) follows, and counts apart. On a GPU the profiler gives each kernel's time, and what it was
 launched from. On a CPU there are no such times: launches are calls of torch's operators and of Equitune's kernels.
 
-First table: by part. Second: additions, fills, copies and torch's other passes, by operator, sizes and the function
-that made them; ``sum of two gradients`` are autograd's own, of what that function returned and another did before.
-Bytes are those of operands and results (torch's operators: of inputs and one result as large as the largest), in
-megabytes. Passes: ``value``, ``forces`` (the gradient that is differentiated again), ``loss`` (its backward pass).
+First table: by part. Second: Equitune's calls. Third: torch's operators, by sizes and the function that asked for
+them; ``sum of two gradients`` are autograd's own, of what that function returned and another did before. Megabytes are
+those of operands and results (torch's operators: of inputs, and of a result as large as the largest if it is no product
+of matrices). Passes: ``value``, ``forces`` (the gradient that is differentiated again), ``loss`` (its backward pass).
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ SUMMED = "sum of two gradients"
 # Passes over elements, by parts of the operators' names.
 FILLS = ("zero", "fill", "ones", "Memset")
 PARTS = (("additions", ("add", "sub")), ("fills", FILLS), ("copies", ("copy", "cat", "clone", "contiguous", "Memcpy")))
-PRODUCTS = ("mm", "matmul", "dot", "linear")
+PRODUCTS, MATRICES = ("mm", "matmul", "dot", "linear"), "torch's matrix products"
 # Operators that touch no elements.
 VIEWS = (
     "view",
@@ -158,8 +158,9 @@ class Places:
         shapes = [shape for shape in event.input_shapes or () if shape]
         what = f"{op or event.name} {' '.join('x'.join(map(str, shape)) for shape in shapes)}"
         inside = next((one for one in chain if one == node or one.startswith("_")), "")
-        summed = bool(node) and node not in chain and not ours
-        maker = f"{SUMMED}: {node}" if summed else ours.removeprefix(OURS) or inside or "the model"
+        # The engine adds gradients up; what else it does between nodes are sums over what was broadcast.
+        summed = bool(node) and node not in chain and not ours and op.startswith("aten::add")
+        maker = f"{SUMMED}: {node}" if summed else ours.removeprefix(OURS) or inside or node or "the model"
         return Launch(part_of(op or event.name, summed), which, what, maker)
 
     def megabytes(self, event: Any) -> float:
@@ -168,8 +169,12 @@ class Places:
             place = self.taken[event.name]
             self.taken[event.name] += 1
             return self.moved[event.name][place] if place < len(self.moved[event.name]) else 0.0
-        counts = [math.prod(shape) for shape in event.input_shapes or () if shape]
-        return (sum(counts) + max(counts, default=0)) * self.element / 1e6
+        shapes = [shape for shape in event.input_shapes or () if shape]
+        counts = [math.prod(shape) for shape in shapes]
+        result = max(counts, default=0)
+        if part_of(event.name) == MATRICES and len(shapes) > 1:
+            result = math.prod(shapes[-2][:-1]) * shapes[-1][-1]
+        return (sum(counts) + result) * self.element / 1e6
 
 
 def names_above(event: Any) -> Iterator[str]:
@@ -190,7 +195,7 @@ def part_of(name: str, summed: bool = False) -> str:
     if summed:
         return "additions of autograd"
     if any(word in name for word in PRODUCTS):
-        return "torch's matrix products"
+        return MATRICES
     return next((part for part, words in PARTS if any(word in name for word in words)), "torch's other operators")
 
 
