@@ -226,7 +226,8 @@ def _saves_passes(operator: DirectCalls, given: str, wanted: str) -> bool:
     """
     if given == "y" and ("x" in wanted or "w" in wanted):
         return True
-    return "w" in wanted and not operator.shared_weights and bool(given.replace("w", ""))
+    is_large = "w" in wanted and not operator.shared_weights and "joint_backward" not in operator.refused
+    return is_large and bool(given.replace("w", ""))
 
 
 def first_gradients(
