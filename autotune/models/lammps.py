@@ -1,10 +1,11 @@
-"""Compiles energies of the atoms of one rank, and forces by what they come from, for LAMMPS."""
+"""Compiles energies of the atoms of one rank, and their gradient by the edges, for LAMMPS."""
 
 from __future__ import annotations
 
+import contextlib
 import copy
 import os
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -13,18 +14,23 @@ import torch
 from torch import Tensor
 from torch.fx.experimental.proxy_tensor import make_fx
 
+from kernelgen.ops.library import exported_for
 from kernelgen.packs.library import Exchange
+
+# Edges and atoms of the graphs for which schedules are chosen, unless a caller says more: a rank with a full GPU.
+TYPICAL_SIZE = (1 << 19, 1 << 13)
 
 
 @dataclass(frozen=True)
 class RankGraph:
-    """The atoms of a rank, then its ghosts, and the edges to its atoms.
+    """The atoms of a rank, rows of other ranks' atoms after them, and the edges to its own atoms.
 
-    positions: [atoms and ghosts, 3], in Angstrom. elements: [atoms and ghosts], index in the model's list of elements.
-    sender, receiver: [edges]; senders are atoms or ghosts. zeros: [atoms], the only structure's number.
+    vectors: [edges, 3], from receivers to senders, in Angstrom. elements: [rows], index in the model's list of
+    elements. sender, receiver: [edges]; senders are any rows, receivers are own atoms and do not decrease. zeros:
+    [own atoms], the only structure's number.
     """
 
-    positions: Tensor
+    vectors: Tensor
     elements: Tensor
     sender: Tensor
     receiver: Tensor
@@ -36,12 +42,7 @@ class RankGraph:
 
     @property
     def ghosts(self) -> int:
-        return self.positions.shape[0] - self.atoms
-
-    @property
-    def vectors(self) -> Tensor:
-        """[edges, 3], from receivers to senders."""
-        return self.positions[self.sender] - self.positions[self.receiver]
+        return self.elements.shape[0] - self.atoms
 
     def exchange(self) -> Exchange:
         return Exchange(self.atoms, self.ghosts)
@@ -51,9 +52,9 @@ class RankGraph:
 Energies = Callable[[RankGraph], Tensor]
 
 
-def ready_copy(model: torch.nn.Module) -> Any:
-    """A copy on the CPU for inference, without gradients of parameters."""
-    return copy.deepcopy(model).cpu().eval().requires_grad_(False)
+def ready_copy(model: torch.nn.Module, device: torch.device | str) -> Any:
+    """A copy on a device for inference, without gradients of parameters."""
+    return copy.deepcopy(model).to(device).eval().requires_grad_(False)
 
 
 def compile_energies(
@@ -61,33 +62,60 @@ def compile_energies(
     cutoff: float,
     elements: Sequence[str],
     path: str | os.PathLike,
-    options: Mapping[str, Any] | None,
+    *,
+    device: torch.device | str = "cpu",
+    size: tuple[int, int] = TYPICAL_SIZE,
+    options: Mapping[str, Any] | None = None,
 ) -> Path:
-    """Trace energies with their forces, and compile them by AOTInductor, for CPUs and one thread a rank.
+    """Trace energies with their gradient, and compile them by AOTInductor; on a CPU for one thread a rank.
 
-    cutoff: in Angstrom. elements: their symbols, in the model's order. path: of the ``.pt2`` file. options: of torch's
-    compiler.
+    cutoff: in Angstrom. elements: their symbols, in the model's order. path: of the ``.pt2`` file. size: edges and
+    atoms of a rank, for which a GPU's schedules are chosen. options: of torch's compiler.
     """
-    # Any graph will do: 4 atoms and 3 ghosts, of which the last sends no edge.
-    edges = torch.tensor([[0, 1, 2, 3, 4, 5, 1, 2], [1, 0, 3, 2, 0, 1, 2, 1]])
+    device = torch.device(device)
+    # Any graph will do: 4 atoms and 3 rows of other ranks, of which the last sends no edge.
+    edges = torch.tensor([[1, 4, 0, 5, 3, 1, 2, 2], [0, 0, 1, 1, 2, 2, 3, 3]], device=device)
     inputs = (
-        torch.rand(7, 3, dtype=torch.float64),
+        torch.rand(8, 3, dtype=torch.float64, device=device),
         torch.zeros_like(edges[0, :7]),
         edges,
         torch.zeros_like(edges[0, :4]),
     )
 
-    def step(positions: Tensor, kinds: Tensor, edge_index: Tensor, zeros: Tensor) -> tuple[Tensor, Tensor]:
-        positions = positions.detach().requires_grad_()
-        graph = RankGraph(positions, kinds, edge_index[0], edge_index[1], zeros)
-        found = energies(graph).to(torch.float64).view(-1)
-        (gradient,) = torch.autograd.grad(found.sum(), positions)
-        return found.detach(), -gradient
+    def step(vectors: Tensor, kinds: Tensor, edge_index: Tensor, zeros: Tensor) -> tuple[Tensor, Tensor]:
+        vectors = vectors.detach().requires_grad_()
+        found = energies(RankGraph(vectors, kinds, edge_index[0], edge_index[1], zeros)).to(torch.float64).view(-1)
+        (gradient,) = torch.autograd.grad(found.sum(), vectors)
+        return found.detach(), gradient
 
-    traced = make_fx(step, tracing_mode="symbolic", _allow_non_fake_inputs=True)(*inputs)
+    with exported_for(*size):
+        traced = make_fx(step, tracing_mode="symbolic", _allow_non_fake_inputs=True)(*inputs)
     rows, count, atoms = (torch.export.Dim(name, min=2) for name in ("rows", "edges", "atoms"))
-    program = torch.export.export(traced, inputs, dynamic_shapes=({0: rows}, {0: rows}, {1: count}, {0: atoms}))
-    facts = {"cutoff": repr(cutoff), "elements": " ".join(elements)}
-    chosen = {"cpp.threads": 1, "aot_inductor.metadata": facts} | dict(options or {})
-    torch._inductor.aoti_compile_and_package(program, package_path=os.fspath(path), inductor_configs=chosen)
+    program = torch.export.export(traced, inputs, dynamic_shapes=({0: count}, {0: rows}, {1: count}, {0: atoms}))
+    facts = {"cutoff": repr(cutoff), "elements": " ".join(elements), "device": device.type}
+    # For a GPU little runs on the host: no trials of its vector instructions, no optimisation of what launches kernels.
+    quick = {"aot_inductor.compile_wrapper_opt_level": "O0", "cpp.vec_isa_ok": True} if device.type == "cuda" else {}
+    chosen = {"cpp.threads": 1, "aot_inductor.metadata": facts} | quick | dict(options or {})
+    with driver_linked(Path(path).parent) if device.type == "cuda" else contextlib.nullcontext():
+        torch._inductor.aoti_compile_and_package(program, package_path=os.fspath(path), inductor_configs=chosen)
     return Path(path)
+
+
+@contextlib.contextmanager
+def driver_linked(folder: Path) -> Iterator[None]:
+    """Have linkers find the CUDA driver: torch links what it compiles with ``-lcuda``, where it seldom is."""
+    maps = Path("/proc/self/maps").read_text().splitlines()
+    driver = next((Path(words[-1]) for line in maps if "/libcuda.so" in (words := line.split())[-1]), None)
+    known, link = os.environ.get("LIBRARY_PATH"), folder.absolute() / "libcuda.so"
+    if driver is None or link.exists():
+        yield
+        return
+    link.symlink_to(driver)
+    os.environ["LIBRARY_PATH"] = os.pathsep.join([str(link.parent), *([known] if known else [])])
+    try:
+        yield
+    finally:
+        link.unlink()
+        os.environ.pop("LIBRARY_PATH")
+        if known is not None:
+            os.environ["LIBRARY_PATH"] = known

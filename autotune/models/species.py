@@ -14,7 +14,7 @@ from autotune.models.linear import Trilinear, component_rows, components, joined
 from autotune.models.stand_ins import Draw, NodeStandIn, ProductStandIn
 from autotune.modules.base import autocast
 from autotune.workload.workload import relayout
-from kernelgen.compat import is_eager, runs_eagerly, without_autocast
+from kernelgen.compat import is_eager, is_tracing, runs_eagerly, without_autocast
 from kernelgen.errors import UnsupportedError
 from kernelgen.ops import node_matrices as matrices
 from kernelgen.ops.node_matrices import CHUNK, BlockProduct, Groups, MatrixPath
@@ -126,10 +126,14 @@ def _by_types(types: Tensor, count: int) -> tuple[Species, Tensor]:
 
 
 def elements_of(node_attrs: Tensor) -> Tensor | None:
-    """The number of each node's element, int64; also in traced code, which asserts that rows are one-hot."""
-    if torch.compiler.is_compiling() and not node_attrs.requires_grad:
+    """The number of each node's element, int64; also in traced code, where rows must be one-hot.
+
+    Code of torch.compile asserts that. What is exported does not: torch's compiler would try the assertion on any rows.
+    """
+    if is_tracing() and not node_attrs.requires_grad:
         elements, are_one_hot = _largest(node_attrs)
-        torch._assert_async(are_one_hot, "node_attrs has rows that are not one-hot")
+        if torch.compiler.is_compiling():
+            torch._assert_async(are_one_hot, "node_attrs has rows that are not one-hot")
         return elements
     species = species_of(node_attrs)
     return None if species is None else species.elements

@@ -9,6 +9,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch.utils._python_dispatch import _disable_current_modes as outside_of_traces
 
 from autotune.database.lookup import Tuning, find_schedule
 from autotune.database.nearest import is_of_architecture
@@ -19,8 +20,16 @@ from autotune.workload.workload import GraphClass
 from kernelgen.compat import is_eager
 from kernelgen.device import device_facts
 from kernelgen.errors import InputError, ProblemError
+from kernelgen.ops.library import EXPORTED_SIZE
 from kernelgen.ops.product import Operator
-from kernelgen.ops.radial_convolution import ACCURACY, EDGE_PRODUCTS, FusedRadial, fused_of, radial_product
+from kernelgen.ops.radial_convolution import (
+    ACCURACY,
+    EDGE_PRODUCTS,
+    FusedRadial,
+    exported_product,
+    fused_of,
+    radial_product,
+)
 from kernelgen.problem.irreps import Irreps
 from kernelgen.problem.product import RadialProblem
 from kernelgen.problem.sizes import size_class
@@ -140,6 +149,13 @@ def convolve_radial(
 
     at_once = not fused and takes_all()
     may_fuse = x.is_cuda and not trains if fused is None else fused
+    if may_fuse and (size := EXPORTED_SIZE.get()) is not None and not is_eager(x, y, hidden, matrix):
+        with outside_of_traces():
+            operator = module._operator_of(x, *size)
+            chosen = fused or is_fused_fastest(operator, hidden.shape[-1], product, *size, beside_whole=at_once)
+            kernels = tuned_fused(operator, hidden.shape[-1], product, *size, module.strict) if chosen else None
+        if kernels is not None:
+            return exported_product(kernels, x, y, hidden, matrix, sender, receiver, num_out, is_sorted=True)
     if may_fuse and type(edges) is int and is_eager(x, y, hidden, matrix):
         operator = module._operator_of(x, edges, num_out, receiver)
         case = operator, hidden.shape[-1], product, edges, num_out

@@ -9,19 +9,23 @@ of the matrices and second derivatives need the features that the kernels do not
 from __future__ import annotations
 
 import functools
+import json
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 from torch.nn.functional import silu
+from torch.utils._python_dispatch import _disable_current_modes as outside_of_traces
 
 from kernelgen.compat import is_autocast, run_eagerly, runs_eagerly, without_autocast
 from kernelgen.device import device_facts
-from kernelgen.kernels.source import Source, included
+from kernelgen.errors import UnsupportedError
+from kernelgen.kernels.source import LaunchRule, Share, Source, included
 from kernelgen.ops import gates
 from kernelgen.ops.autograd import leave, left_in
-from kernelgen.ops.library import Maybe, used_slots, will_run
+from kernelgen.ops.base import OPERATORS, rebuilds, resolve
+from kernelgen.ops.library import EXPORTED_SIZE, Maybe, define_op, used_slots, will_run
 from kernelgen.ops.node_matrices import C_TYPES, are_there, as_bits
 from kernelgen.runtime.call import aligned, empty
 from kernelgen.runtime.kernel import FixedKernel
@@ -399,6 +403,8 @@ def hidden_features(x: Tensor, matrices: Sequence[Tensor], factors: Sequence[flo
     In one kernel, for what :func:`is_one_kernel` takes. Differentiable any number of times: gradients of the matrices
     and derivatives of the gradient go layer by layer, from x.
     """
+    if EXPORTED_SIZE.get() is not None and not runs_eagerly(x):
+        return exported_features(x, matrices, factors)
     if torch.is_grad_enabled() and any(one.requires_grad for one in (x, *matrices)):
         return _Network.apply(x, *matrices, tuple(factors))
     return _features(x, Packed.of(matrices, factors, is_turned=False))
@@ -417,11 +423,16 @@ def is_one_kernel(x: Tensor, matrices: Sequence[Tensor], training: bool = False)
     training: whether matrices that require gradients will get them, so that features are better kept.
     """
     rows, widths = x.shape[0], [matrix.shape[1] for matrix in matrices]
+    alike = all(matrix.dtype is x.dtype and matrix.device == x.device for matrix in matrices)
+    if EXPORTED_SIZE.get() is not None and not runs_eagerly(x):
+        with outside_of_traces():
+            constant = alike and runs_eagerly(*matrices) and not any(matrix.requires_grad for matrix in matrices)
+            fits = constant and network_fits(x.shape[1], widths)
+            return fits and takes(matrices[0], _sources(widths[0] // 16, len(widths)))
     if type(rows) is not int or rows < LEAST_ROWS or not network_fits(x.shape[1], widths):
         return False
     if not runs_eagerly(x, *matrices):
         return False
-    alike = all(matrix.dtype is x.dtype and matrix.device == x.device for matrix in matrices)
     trained = training and torch.is_grad_enabled() and any(matrix.requires_grad for matrix in matrices)
     return alike and not trained and takes(x, _sources(widths[0] // 16, len(widths)))
 
@@ -543,3 +554,79 @@ def network_sources(networks: Iterable[tuple[int, int]]) -> tuple[Source, ...]:
 def _sources(steps: int, layers: int) -> Callable[[torch.dtype], tuple[Source, ...]]:
     kernels = (value_kernel(steps, layers), gradient_kernel(steps, layers), packing_kernel(steps, layers))
     return lambda dtype: tuple(kernel.source for kernel in kernels)
+
+
+# The same kernels as ops of torch, for what is exported with energies and forces inside, where matrices are constants.
+
+
+class Network:
+    """The kernels of a network's shape. text: as JSON, from which any process can rebuild it, as of other operators."""
+
+    members: tuple[Any, ...] = ()  # it is no family
+
+    def __init__(self, hidden: int, layers: int) -> None:
+        self.hidden, self.layers, self.device = hidden, layers, torch.device("cuda")
+        self.text = json.dumps({"kind": "network", "hidden": hidden, "layers": layers}, sort_keys=True)
+
+    def kernel(self, op: str) -> FixedKernel:
+        """The kernel of ``en_forward`` or ``en_backward``."""
+        return (value_kernel if op == "en_forward" else gradient_kernel)(self.hidden // 16, self.layers)
+
+    @property
+    def launch(self) -> LaunchRule:
+        """How either is launched, on so many edges."""
+        return LaunchRule(32 * _WARPS, 0, (Share("edges", (_WARPS * _ROWS,)),))
+
+
+rebuilds("network", lambda text: Network(json.loads(text)["hidden"], json.loads(text)["layers"]))
+
+
+def exported_features(x: Tensor, matrices: Sequence[Tensor], factors: Sequence[float]) -> Tensor:
+    """:func:`hidden_features` as an op that torch traces. The matrices are constants, packed now."""
+    network = Network(matrices[0].shape[1], len(matrices))
+    OPERATORS.setdefault(network.text, network)
+    with outside_of_traces():
+        packed = Packed.of(matrices, factors, is_turned=True).tensors
+    return torch.ops.equitune.en_forward(x, *packed, network.text)
+
+
+def _packed(network: Network, *tensors: Tensor) -> Packed:
+    return Packed(tensors, network.hidden // 16, network.layers)
+
+
+def _run_features(x: Tensor, *packed_and_text: Any) -> Tensor:
+    *packed, text = packed_and_text
+    return _features(x, _packed(resolve(text), *packed))
+
+
+def _run_gradient(x: Tensor, g: Tensor, *packed_and_text: Any) -> Tensor:
+    *packed, text = packed_and_text
+    return _gradient(x, g, _packed(resolve(text), *packed))
+
+
+def _keep_input(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
+    *tensors, ctx.text = inputs
+    ctx.save_for_backward(*tensors)
+
+
+def _input_gradient(ctx: Any, g: Tensor) -> tuple[Tensor | None, ...]:
+    if any(ctx.needs_input_grad[1:]):
+        raise UnsupportedError("an exported network has no gradients of its matrices: call requires_grad_(False)")
+    x, *packed = ctx.saved_tensors
+    return torch.ops.equitune.en_backward(x, g.contiguous(), *packed, ctx.text), *(None,) * 5
+
+
+_PACKED = "Tensor fragments, Tensor scales, Tensor turned_fragments, Tensor turned_scales, str spec"
+define_op(
+    "en_forward",
+    f"(Tensor x, {_PACKED}) -> Tensor",
+    run=_run_features,
+    fake=lambda x, *rest: x.new_empty(x.shape[0], resolve(rest[-1]).hidden),
+)
+define_op(
+    "en_backward",
+    f"(Tensor x, Tensor g, {_PACKED}) -> Tensor",
+    run=_run_gradient,
+    fake=lambda x, *_: torch.empty_like(x),
+)
+torch.library.register_autograd("equitune::en_forward", _input_gradient, setup_context=_keep_input)

@@ -18,7 +18,9 @@ from __future__ import annotations
 
 import functools
 from abc import abstractmethod
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from contextvars import ContextVar
 from dataclasses import dataclass
 from operator import attrgetter, is_
 from typing import Any, ClassVar, NamedTuple
@@ -425,6 +427,24 @@ def will_run(node: Any) -> bool:
 
 
 # Registration.
+
+# While a model is traced to be exported with its forces, where receivers do not decrease: for how many edges and nodes
+# schedules are chosen.
+EXPORTED_SIZE: ContextVar[tuple[int, int] | None] = ContextVar("EXPORTED_SIZE", default=None)
+
+
+@contextmanager
+def exported_for(num_edges: int, num_nodes: int) -> Iterator[None]:
+    """Trace the kernels that a GPU would run for energies and forces of a graph of about this size.
+
+    What is traced takes graphs of any size whose ``receiver`` does not decrease, and has no second derivatives.
+    """
+    token = EXPORTED_SIZE.set((num_edges, num_nodes))
+    try:
+        yield
+    finally:
+        EXPORTED_SIZE.reset(token)
+
 
 # Kept as long as the process lives: deleting it would unregister the ops.
 _library = torch.library.Library("equitune", "DEF")

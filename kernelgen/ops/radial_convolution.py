@@ -16,6 +16,7 @@ Fused, the value and the gradients of x, y and h come from kernels that form w i
 from __future__ import annotations
 
 import functools
+import json
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any, NamedTuple
 
@@ -26,13 +27,14 @@ from kernelgen.arithmetic.directions import Direction, backward, double_backward
 from kernelgen.compat import is_eager, is_transforming
 from kernelgen.device import device_facts
 from kernelgen.errors import InputError, ScheduleError, UnsupportedError
+from kernelgen.kernels.knobs import read_schedule
 from kernelgen.kernels.radial.plan import MARKS, RadialPlan, default_radial_schedule, radial_plan
 from kernelgen.kernels.radial.schedule import RadialSchedule, RadialSpec, operands_of
 from kernelgen.kernels.spec import BUFFERS
 from kernelgen.ops.autograd import PRODUCT, edges_of, second_gradients
-from kernelgen.ops.base import INDEX_DTYPES, PLACE
+from kernelgen.ops.base import INDEX_DTYPES, OPERATORS, PLACE, rebuilds, resolve
 from kernelgen.ops.edge_networks import edge_product, full_product, sum_product
-from kernelgen.ops.library import used_slots
+from kernelgen.ops.library import define_op, used_slots
 from kernelgen.ops.product import Operator
 from kernelgen.problem.product import TensorProductProblem
 from kernelgen.runtime.call import Graph, aligned, empty, zeros
@@ -262,9 +264,11 @@ class FusedRadial:
     """The value and first gradients of one problem, with weights ``h @ matrix`` in registers.
 
     hidden: features of h. accuracy: of ``kernelgen.kernels.radial.schedule.PRODUCTS``. schedules: by direction name
-    (``forward``, ``backward``), else the defaults. Kernels compile at first use. Raises UnsupportedError for problems,
-    sizes and devices without such a kernel.
+    (``forward``, ``backward``), else the defaults. text: the kernels as JSON, from which any process can rebuild them.
+    Kernels compile at first use. Raises UnsupportedError for problems, sizes and devices without such a kernel.
     """
+
+    members: tuple[Any, ...] = ()  # it is no family
 
     def __init__(
         self,
@@ -278,6 +282,13 @@ class FusedRadial:
         self.problem, self.hidden, self.accuracy, self.layout = problem, hidden, accuracy, layout
         self.device, self.schedules = device, dict(schedules or {})
         self._kernels: dict[tuple[Direction, torch.dtype], Kernel] = {}
+        self.text = json.dumps(
+            {
+                **{"kind": "radial", "problem": problem.key, "hidden": hidden, "accuracy": accuracy, "layout": layout},
+                **{"device": device.type, "schedules": {name: one.to_dict() for name, one in self.schedules.items()}},
+            },
+            sort_keys=True,
+        )
         for direction in (forward(), backward("xyw")):
             radial_plan(self.spec(direction))
 
@@ -305,21 +316,33 @@ class FusedRadial:
     ) -> dict[str, Tensor]:
         """Outputs of a direction by slot. given: by buffer. poison: fill those that are not summed with NaN before."""
         assert graph.sender is not None and graph.receiver is not None
-        kernel = self.kernel(direction, graph.sender.dtype)
+        return self.run_in_order(direction, given, graph.sender, graph.num_out, order_of(graph), poison)
+
+    def run_in_order(
+        self,
+        direction: Direction,
+        given: Mapping[str, Tensor],
+        sender: Tensor,
+        num_out: int,
+        order: EdgeOrder,
+        poison: bool = False,
+    ) -> dict[str, Tensor]:
+        """The same, of edges whose order by receiver is given."""
+        kernel = self.kernel(direction, sender.dtype)
         plan = kernel.plan
         assert isinstance(plan, RadialPlan)
-        shapes = graph.shapes | {"w": (graph.num_edges, self.hidden)}
-        shapes["tw"] = (self.hidden, self.problem.weight_numel)
-        kept = {name: _ready(name, given[name], shapes[name], graph.sender) for name in operands_of(direction)}
-        kept["sender"], order = graph.sender, order_of(graph)
+        num_in, num_edges = given["x"].shape[0], sender.shape[0]
+        shapes = self.shapes(num_edges, num_in, num_out)
+        kept = {name: _ready(name, given[name], shapes[name], sender) for name in operands_of(direction)}
+        kept["sender"] = aligned(sender)
         kept |= {name: one for name, one in (("spans", order.spans), ("perm", order.perm)) if one is not None}
         pointers = [0] * len(BUFFERS)
         for name, tensor in kept.items():
             pointers[PLACE[name]] = tensor.data_ptr()
         found: dict[str, Tensor] = {}
-        no_edges = graph.num_edges == 0  # then nothing runs: a GPU refuses a grid without blocks
+        no_edges = num_edges == 0  # then nothing runs: a GPU refuses a grid without blocks
         if plan.marks and not no_edges:
-            marks = zeros((plan.marks, graph.num_out), given["x"])
+            marks = zeros((plan.marks, num_out), given["x"])
             pointers[PLACE[MARKS]] = marks.data_ptr()
         for slot in direction.outputs:
             is_zeroed = no_edges or f"out_{slot}" in plan.zeroed
@@ -327,9 +350,20 @@ class FusedRadial:
             if poison and not is_zeroed:
                 found[slot].fill_(torch.nan)
             pointers[PLACE[f"out_{slot}"]] = found[slot].data_ptr()
-        if graph.num_out and not no_edges:
-            kernel.run(pointers, graph.num_edges, graph.num_in, graph.num_out, given["x"].get_device())
+        if num_out and not no_edges:
+            kernel.run(pointers, num_edges, num_in, num_out, given["x"].get_device())
         return found
+
+    def shapes(self, num_edges: int, num_in: int, num_out: int) -> dict[str, tuple[int, int]]:
+        """Of the operands and results, by buffer; ``w`` is h, and ``tw`` the matrix."""
+        problem = self.problem
+        return {
+            "x": (num_in, problem.dim_in1),
+            "y": (num_edges, problem.dim_in2),
+            "w": (num_edges, self.hidden),
+            "tw": (self.hidden, problem.weight_numel),
+            "g": (num_out, problem.dim_out),
+        }
 
     def kernel(self, direction: Direction, index: torch.dtype = torch.int64) -> Kernel:
         """The loaded kernel of a direction, for indices of a dtype."""
@@ -383,6 +417,93 @@ def fused_of(
         )
     except (UnsupportedError, ScheduleError):
         return None
+
+
+# The same kernels as ops of torch, for what is exported with energies and forces inside.
+#
+# Autograd has the first gradients of x, y and h, without which there are no forces. The matrix is a constant there.
+
+
+def exported_product(
+    fused: FusedRadial,
+    x: Tensor,
+    y: Tensor,
+    h: Tensor,
+    matrix: Tensor,
+    sender: Tensor,
+    receiver: Tensor,
+    num_out: Any,
+    is_sorted: bool,
+) -> Tensor:
+    """The convolution as an op that torch traces. is_sorted: ``receiver`` does not decrease."""
+    OPERATORS.setdefault(fused.text, fused)
+    spans, perm = order_by("receiver", receiver, num_out, is_sorted, by_length=False)
+    return torch.ops.equitune.rc_forward(x, y, h, matrix, sender, spans, perm, fused.text)
+
+
+def _run_forward(x: Tensor, y: Tensor, h: Tensor, matrix: Tensor, sender: Tensor, *order_and_text: Any) -> Tensor:
+    spans, perm, text = order_and_text
+    given = {"x": x, "y": y, "w": h, "tw": matrix}
+    return resolve(text).run_in_order(forward(), given, sender, spans.shape[0], EdgeOrder(spans, perm))["g"]
+
+
+def _run_backward(
+    x: Tensor, y: Tensor, h: Tensor, matrix: Tensor, g: Tensor, sender: Tensor, *rest: Any
+) -> tuple[Tensor, ...]:
+    spans, perm, outputs, text = rest
+    given = {"x": x, "y": y, "w": h, "tw": matrix, "g": g}
+    order = EdgeOrder(spans, perm)
+    found = resolve(text).run_in_order(backward(outputs), given, sender, spans.shape[0], order)
+    return tuple(found[slot] if slot in found else x.new_empty(0) for slot in "xyw")
+
+
+def _fake_forward(x: Tensor, *rest: Any) -> Tensor:
+    *_, spans, _, text = rest
+    return x.new_empty(spans.shape[0], resolve(text).problem.dim_out)
+
+
+def _fake_backward(x: Tensor, y: Tensor, h: Tensor, *rest: Any) -> tuple[Tensor, ...]:
+    *_, outputs, _ = rest
+    return tuple(
+        torch.empty_like(tensor) if slot in outputs else x.new_empty(0)
+        for slot, tensor in zip("xyw", (x, y, h), strict=True)
+    )
+
+
+def _keep_inputs(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
+    *tensors, ctx.text = inputs
+    ctx.save_for_backward(*tensors)
+
+
+def _first_gradients(ctx: Any, g: Tensor) -> tuple[Maybe, ...]:
+    x, y, h, matrix, sender, spans, perm = ctx.saved_tensors
+    if ctx.needs_input_grad[3]:
+        raise UnsupportedError("an exported convolution has no gradient of its matrix: call requires_grad_(False)")
+    outputs = "".join(slot for slot, is_needed in zip("xyw", ctx.needs_input_grad, strict=False) if is_needed)
+    given = (x, y, h, matrix, g.contiguous(), sender, spans, perm)
+    found = torch.ops.equitune.rc_backward(*given, outputs, ctx.text)
+    return *(one if slot in outputs else None for slot, one in zip("xyw", found, strict=True)), *(None,) * 5
+
+
+_INPUTS = "Tensor x, Tensor y, Tensor h, Tensor matrix, {}Tensor sender, Tensor spans, Tensor? perm, {}str spec"
+define_op("rc_forward", f"({_INPUTS.format('', '')}) -> Tensor", run=_run_forward, fake=_fake_forward)
+define_op(
+    "rc_backward",
+    f"({_INPUTS.format('Tensor g, ', 'str outputs, ')}) -> (Tensor, Tensor, Tensor)",
+    run=_run_backward,
+    fake=_fake_backward,
+)
+torch.library.register_autograd("equitune::rc_forward", _first_gradients, setup_context=_keep_inputs)
+
+
+def _rebuild(text: str) -> FusedRadial:
+    facts = json.loads(text)
+    schedules = {name: read_schedule(knobs, {"cuda": RadialSchedule}) for name, knobs in facts["schedules"].items()}
+    problem, device = TensorProductProblem.from_key(facts["problem"]), torch.device(facts["device"])
+    return FusedRadial(problem, facts["hidden"], facts["accuracy"], facts["layout"], device, schedules)
+
+
+rebuilds("radial", _rebuild)
 
 
 # Parts of a graph: runs of receivers with all their edges, so that parts write different rows of a result.

@@ -14,6 +14,8 @@ An entry has the operator's ``text``, by which exported models name it, and ``ca
     partial_y   rows of partial sums of dF/dy, 0 for none
     task_nodes  nodes of a contraction's task, else 0
     widths      elements of a row of x, y, w and g; weights: their shape if they do not have a row an edge
+    matrix      shape of the matrix that forms a fused convolution's weights, in the place of tangents of w
+    marks       rows of marks [rows, nodes] that such a kernel has in the place of an output y; zero before
     kernels     places in the index's ``kernels``, by dtype of the indices and target, such as ``int64 cpu``
     permuted    the same, of kernels that run instead if the edges' order by receiver is known (GPUs)
 
@@ -42,8 +44,12 @@ from kernelgen.arithmetic.directions import (
 )
 from kernelgen.errors import UnsupportedError
 from kernelgen.kernels.dispatch import AnyPlan, make_plan
+from kernelgen.kernels.radial.schedule import operands_of
+from kernelgen.kernels.source import LaunchRule, Source
+from kernelgen.ops.edge_networks import Network
 from kernelgen.ops.harmonics import HarmonicsOperator
 from kernelgen.ops.product import Operator
+from kernelgen.ops.radial_convolution import FusedRadial
 from kernelgen.ops.symmetric_contraction import ContractionOperator
 from kernelgen.runtime.runner import recipe_of
 
@@ -69,17 +75,25 @@ class Launch:
     """One launch of a call: its description without kernels, and the plan of its kernel by dtype of the indices.
 
     permuted: of the kernels that take edges by receiver, where those are better than edges in a graph's own order.
+    fixed: of rows without indices, a source that no plan makes, and how it is launched.
     """
 
     facts: dict[str, Any]
     plans: dict[str, AnyPlan]
     permuted: dict[str, AnyPlan] = field(default_factory=dict)
+    fixed: tuple[Source, LaunchRule] | None = None
 
 
 def launches(operator: Any, call: Call, indices: tuple[str, ...]) -> list[Launch]:
     """The launches of a call of an operator that is no family. UnsupportedError for sums that only training needs."""
     if isinstance(operator, HarmonicsOperator):
         return [_of_harmonics(operator, call)]
+    if isinstance(operator, Network):
+        outputs, widths = ("g", {"g": operator.hidden}) if call.op == "en_forward" else ("x", {})
+        facts = _facts(outputs, (), widths) | {"dtype": "float32"}
+        return [Launch(facts, {}, fixed=(operator.kernel(call.op).source, operator.launch))]
+    if isinstance(operator, FusedRadial):
+        return [_of_radial(operator, call, indices)]
     if isinstance(operator, ContractionOperator):
         return [_of_contraction(operator, call, indices)]
     return list(_of_product(operator, call, indices))
@@ -130,6 +144,17 @@ def _of_harmonics(operator: HarmonicsOperator, call: Call) -> Launch:
     facts = _facts(direction.outputs, reads, {"x": 3, "g": operator.dim_out})
     plan = make_plan(operator.spec(direction))
     return Launch(facts | {"dtype": plan.spec.dtype}, {"int64": plan})
+
+
+def _of_radial(operator: FusedRadial, call: Call, indices: tuple[str, ...]) -> Launch:
+    direction = forward() if call.op == "rc_forward" else backward(call.outputs)
+    plans = {index: make_plan(operator.spec(direction, INDICES[index])) for index in indices}
+    plan = next(iter(plans.values()))
+    widths = {slot: width for slot, (_, width) in operator.shapes(0, 0, 0).items() if slot != "tw"}
+    facts = _facts(direction.outputs, operands_of(direction), widths)
+    facts["writes"] = {slot: "zero" if f"out_{slot}" in plan.zeroed else "empty" for slot in direction.outputs}
+    facts |= {"dtype": "float32", "order": "receiver", "marks": plan.marks}
+    return Launch(facts | {"matrix": list(operator.shapes(0, 0, 0)["tw"])}, plans)
 
 
 def _of_contraction(operator: ContractionOperator, call: Call, indices: tuple[str, ...]) -> Launch:

@@ -159,7 +159,8 @@ class Content:
         """A source's kernel, on each architecture."""
         for facts in self.gpus:
             for target in self._targets(facts):
-                self.kernel(source, target)
+                if has_target(source, target):
+                    self.kernel(source, target)
 
     def kernel(self, source: Source, target: str, about: Mapping[str, Any] | None = None) -> int:
         """The place of a source's kernel. about: more to write of it."""
@@ -174,21 +175,21 @@ class Content:
 
     def compiled(self, level: str) -> list[bytes]:
         """The code of each kernel, compiled at the same time on all cores. level: of processors."""
-        jobs = {kernel["target"]: self._job(kernel["target"], level) for kernel in self.kernels}
+        jobs = [
+            self._job(kernel["target"], source, level)
+            for kernel, source in zip(self.kernels, self._sources, strict=True)
+        ]
         with ThreadPoolExecutor(len(os.sched_getaffinity(0))) as pool:
-            made = [
-                pool.submit(compile_by, jobs[kernel["target"]], source)
-                for kernel, source in zip(self.kernels, self._sources, strict=True)
-            ]
+            made = [pool.submit(compile_by, *each) for each in zip(jobs, self._sources, strict=True)]
             binaries = [future.result() for future in made]
-        for facts, binary in zip(self.kernels, binaries, strict=True):
-            facts |= {"resources": binary.resources, "compiler": jobs[facts["target"]].identity}
+        for facts, job, binary in zip(self.kernels, jobs, binaries, strict=True):
+            facts |= {"resources": binary.resources, "compiler": job.identity}
         return [binary.path.read_bytes() for binary in binaries]
 
-    def _job(self, target: str, level: str) -> Job:
+    def _job(self, target: str, source: Source, level: str) -> Job:
         if target == "cpu":
             return portable_job(level)
-        return ptx_job(self.gpus[-1].arch) if target == PTX else cuda_job(target)
+        return ptx_job(self.gpus[-1].arch) if target == PTX else cuda_job(target + source.arch_suffix)
 
     def _operator(self, operator: Any) -> int:
         if operator.text not in self._places:
@@ -227,12 +228,21 @@ class Content:
 
     def _launch(self, launch: Launch, targets: tuple[str, ...]) -> dict[str, Any]:
         def places(plans: dict[str, AnyPlan]) -> dict[str, int]:
-            return {f"{index} {target}": self._of_plan(plans[index], target) for index in plans for target in targets}
+            found = {(index, target): self._of_plan(plans[index], target) for index in plans for target in targets}
+            return {" ".join(key): place for key, place in found.items() if place is not None}
 
-        return launch.facts | {"kernels": places(launch.plans), "permuted": places(launch.permuted)}
+        kernels = places(launch.plans)
+        if launch.fixed is not None:
+            source, rule = launch.fixed
+            about = {"launch": rule.to_dict()}
+            kernels |= {f"int64 {target}": self.kernel(source, target, about) for target in targets}
+        return launch.facts | {"kernels": kernels, "permuted": places(launch.permuted)}
 
-    def _of_plan(self, plan: AnyPlan, target: str) -> int:
-        spec = plan.spec
+    def _of_plan(self, plan: AnyPlan, target: str) -> int | None:
+        """The place of its kernel; None if it has none for the target."""
+        spec, source = plan.spec, emit(plan)
+        if not has_target(source, target):
+            return None
         about: dict[str, Any] = {
             "problem": spec.problem.key,
             "direction": spec.direction.text,
@@ -244,7 +254,12 @@ class Content:
         else:
             fixed, rows = host_threads(spec)
             about["threads"] = {"fixed": fixed, "rows_of_each": rows}
-        return self.kernel(emit(plan), target, about)
+        return self.kernel(source, target, about)
+
+
+def has_target(source: Source, target: str) -> bool:
+    """Whether a source can be compiled for a target: PTX is for all later GPUs, which one architecture's is not."""
+    return target != PTX or not source.arch_suffix
 
 
 # Kernels for GPUs whose text no schedule decides, which Python launches beside those of operators.

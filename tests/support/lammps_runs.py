@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import importlib.util
 import os
+import shutil
 import subprocess
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
@@ -46,9 +47,14 @@ velocity all set 15 10 20 sum yes
 timestep 0.0005
 compute stress all pressure NULL virial
 compute each all pe/atom
+compute halves all stress/atom NULL virial
+compute centroid all centroid/stress/atom NULL virial
+compute shared all reduce sum c_halves[*]
+compute shifted all reduce sum c_centroid[*]
 thermo {every}
 thermo_style custom step pe ke etotal c_stress[*]
-fix told all print {every} "$(step) $(pe:%.17g) $(etotal:%.17g) {pressures}" file energies.txt screen no
+fix told all print {every} "$(step) $(pe:%.17g) $(etotal:%.17g) {pressures} $(vol:%.17g) {shares}" &
+    file energies.txt screen no
 dump forces all custom {every} forces.txt id proc x y z fx fy fz c_each
 dump_modify forces sort id format float %.17g
 run {steps}
@@ -83,14 +89,30 @@ def structure() -> Atoms:
     return atoms
 
 
-def build(folder: Path, model: torch.nn.Module, compile_for_lammps: Callable[[torch.nn.Module, Path], Path]) -> Built:
-    """Build the plugin, the library, and the model with its pack; then accelerate the model itself."""
-    headers = (f"-I{Path(sys.prefix) / 'include'}", f"-I{lammps_folder() / 'include'}")
+def mpi_folder() -> Path:
+    """Where MPI's package has its ``bin``, ``include`` and ``lib``: beside Python's, or beside the first mpirun."""
+    program = Path(sys.prefix) / "bin" / "mpirun"
+    found = program if program.exists() else shutil.which("mpirun")
+    assert found, "mpirun is missing (pip install mpich)"
+    return Path(found).parent.parent
+
+
+def build(
+    folder: Path,
+    model: torch.nn.Module,
+    compile_for_lammps: Callable[[torch.nn.Module, Path], Path],
+    archs: Sequence[str] = (),
+) -> Built:
+    """Build the plugin, the library, and the model with its pack; then accelerate the model itself.
+
+    archs: of GPUs for which the model is compiled.
+    """
+    headers = (f"-I{mpi_folder() / 'include'}", f"-I{lammps_folder() / 'include'}")
     with ThreadPoolExecutor(1) as pool:
         building = pool.submit(
             built, "pair_equitune.cpp", folder, "-fPIC", "-shared", *headers, name="equituneplugin.so"
         )
-        write_calls(calls_in(compile_for_lammps(model, folder / "model.pt2")), folder / "model.pack")
+        write_calls(calls_in(compile_for_lammps(model, folder / "model.pt2")), folder / "model.pack", archs=archs)
         build_library(folder / "libequitune.so")
         building.result()
     accelerate(model.requires_grad_(False))
@@ -116,28 +138,56 @@ def check_dynamics(ready: Built, atoms: Atoms, ranks: int, results: Callable[[At
         assert close(told[1:2], wanted.energy)
         assert close(each, wanted.energies)
         assert close(forces, wanted.forces)
-        assert close(told[3:], BAR * wanted.pressure)
+        assert close(told[3:9], BAR * wanted.pressure)
+        # Stress of atoms, by halves and about centroids, adds up to that of the box times the volume.
+        volume, halves, centroids = told[9], told[10:16], told[16:]
+        of_box = -told[3:9] * volume
+        assert np.abs(halves - of_box).max() <= 1e-9 * np.abs(of_box).max()
+        symmetric = centroids[:6] + np.concatenate([centroids[:3], centroids[6:]])
+        assert np.abs(symmetric / 2 - of_box).max() <= 1e-9 * np.abs(of_box).max()
 
 
 def run_lammps(pack: Path, atoms: Atoms, ranks: int, folder: Path) -> None:
     """Run the input above in a new folder, in processes without Python, a compiler or a cache."""
     folder.mkdir()
+    write_atoms(atoms, folder)
+    printed, shares = (" ".join(f"$(c_{name}[{k}]:%.17g)" for name, k in each) for each in _PRINTED)
+    text = INPUT.format(every=EVERY, steps=STEPS, pressures=printed, shares=shares)
+    (folder / "in.lammps").write_text(text)
+    lammps(folder, ranks, without_caches(folder, pack) | {"OMP_NUM_THREADS": "1"})
+
+
+_PRINTED = (
+    [("stress", k) for k in range(1, 7)],
+    [*(("shared", k) for k in range(1, 7)), *(("shifted", k) for k in range(1, 10))],
+)
+
+
+def write_atoms(atoms: Atoms, folder: Path) -> None:
+    """LAMMPS's file of some atoms, whose types are their elements in ascending order."""
     symbols = [ase.Atom(number).symbol for number in sorted(set(atoms.numbers))]
     ase.io.write(folder / "atoms.data", atoms, format="lammps-data", specorder=symbols, masses=True)
-    printed = " ".join(f"$(c_stress[{k}]:%.17g)" for k in range(1, 7))
-    (folder / "in.lammps").write_text(INPUT.format(every=EVERY, steps=STEPS, pressures=printed))
+
+
+def lammps(folder: Path, ranks: int, environment: dict[str, str], timeout_s: float = 300) -> str:
+    """What ``in.lammps`` prints, run in its folder on some ranks, without Python in the process."""
     # MPI's package puts its library beside the environment's.
-    places = [str(Path(sys.prefix) / "lib"), os.environ.get("LD_LIBRARY_PATH", "")]
-    found = {"LD_LIBRARY_PATH": ":".join(filter(None, places)), "OMP_NUM_THREADS": "1"}
-    environment = without_caches(folder, pack) | found
+    places = [str(mpi_folder() / "lib"), os.environ.get("LD_LIBRARY_PATH", "")]
+    found = {"LD_LIBRARY_PATH": ":".join(filter(None, places))}
     program = lammps_folder() / "lmp"
     linked = subprocess.run(["ldd", program], env=os.environ | found, check=True, capture_output=True, text=True).stdout
     assert "liblammps" in linked and "libpython" not in linked
-    command = [Path(sys.prefix) / "bin" / "mpirun", "-np", ranks, program, "-in", "in.lammps", "-log", "none"]
+    command = [mpi_folder() / "bin" / "mpirun", "-np", ranks, program, "-in", "in.lammps", "-log", "none"]
     done = subprocess.run(
-        list(map(str, command)), cwd=folder, env=environment, capture_output=True, text=True, timeout=300
+        list(map(str, command)),
+        cwd=folder,
+        env=environment | found,
+        capture_output=True,
+        text=True,
+        timeout=timeout_s,
     )
     assert done.returncode == 0, done.stdout + done.stderr
+    return done.stdout
 
 
 def frames_in(path: Path, atoms: Atoms) -> list[tuple[Atoms, np.ndarray, np.ndarray, np.ndarray]]:

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
+from torch.utils._python_dispatch import _disable_current_modes as outside_of_traces
 
 from autotune.database.lookup import Tuning
 from autotune.models.capture import CapturablePackage, along_x, cube
@@ -55,7 +56,7 @@ from autotune.models.stand_ins import (
 from autotune.modules.symmetric_contraction import TunedContraction
 from autotune.workload.workload import relayout
 from kernelgen.arithmetic.contraction_couplings import fitted, polynomials
-from kernelgen.compat import modes_at_work, o3, runs_eagerly, without_autocast
+from kernelgen.compat import o3, runs_eagerly, without_autocast
 from kernelgen.errors import UnsupportedError
 from kernelgen.problem.contraction import ContractionProblem
 
@@ -131,11 +132,9 @@ class AcceleratedContraction(PackageStandIn):
     def _matrix(self, like: Tensor) -> Tensor:
         """[polynomials of the basis, MACE's]."""
         key = (like.device, like.dtype)
-        if modes_at_work():  # what they make may not outlive them
-            return self._to_basis.to(like)
         if key not in self._matrices:
             with contextlib.nullcontext() if torch.compiler.is_compiling() else _for_later():
-                self._matrices[key] = self._to_basis.to(like)
+                self._matrices[key] = self._to_basis.to(*key)
         return self._matrices[key]
 
     def tuning_for(self, *arguments: Any) -> Mapping[str, Tuning]:
@@ -164,8 +163,8 @@ class AcceleratedContraction(PackageStandIn):
 
 @contextlib.contextmanager
 def _for_later() -> Iterator[None]:
-    """What is made in here serves calls with gradients too, though this one may be in inference mode."""
-    with torch.inference_mode(False), torch.no_grad():
+    """What is made in here serves calls with gradients too, though this one may be in inference mode, or be traced."""
+    with outside_of_traces(), torch.inference_mode(False), torch.no_grad():
         yield
 
 

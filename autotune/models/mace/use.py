@@ -21,7 +21,7 @@ from torch import Tensor
 
 from autotune.models.accelerate import accelerate
 from autotune.models.capture import capture as captured
-from autotune.models.lammps import RankGraph, compile_energies, ready_copy
+from autotune.models.lammps import TYPICAL_SIZE, RankGraph, compile_energies, ready_copy
 from autotune.models.mace.package import extended_cell
 from autotune.models.mace.patched import forward_for_lammps
 from autotune.models.padding import triple_product
@@ -192,24 +192,30 @@ def _own(value: Any) -> Any:
 
 
 def compile_for_lammps(
-    model: torch.nn.Module, path: str | os.PathLike, *, head: int = 0, options: Mapping[str, Any] | None = None
+    model: torch.nn.Module,
+    path: str | os.PathLike,
+    *,
+    head: int = 0,
+    device: torch.device | str = "cpu",
+    size: tuple[int, int] = TYPICAL_SIZE,
+    options: Mapping[str, Any] | None = None,
 ) -> Path:
     """Write a model for LAMMPS on any number of ranks, without Python, by ``kernelgen/packs/cpp/pair_equitune.cpp``.
 
-    The model is copied, accelerated, traced with its forces inside and compiled by AOTInductor, for CPUs and one thread
-    a rank. What is compiled calls MACE as LAMMPS's ML-IAP does: each rank computes its atoms, and ghosts' features come
-    from other ranks. ``equitune pack`` makes the pack of its kernels.
-
-    path: of the ``.pt2`` file. head: index of the model's head. options: of torch's compiler. InputError for another
-    model than MACE's of energies, or one whose features include charges or spins.
+    The model is copied, accelerated, traced with its forces inside and compiled by AOTInductor, for a CPU and one
+    thread a rank, or for this machine's GPU. What is compiled calls MACE as LAMMPS's ML-IAP does: each rank computes
+    its atoms, and ghosts' features come from other ranks. ``equitune pack`` makes the pack of its kernels. path: of the
+    ``.pt2`` file. head: index of the model's head. device: a GPU, or the CPU. size: edges and atoms of a rank, for
+    which a GPU's schedules are chosen. options: of torch's compiler. InputError for another model than MACE's of
+    energies, or one whose features include charges or spins.
     """
     if not isinstance(model, models.MACE) or hasattr(model, "joint_embedding"):
         kind = type(model).__name__
         raise InputError(f"model is a {kind}; expected a MACE or ScaleShiftMACE of positions and elements alone")
-    ready = ready_copy(model)
+    ready = ready_copy(model, device)
     accelerate(ready)
     elements = [chemical_symbols[int(number)] for number in model.atomic_numbers]
-    dtype, kinds = next(ready.parameters()).dtype, torch.arange(len(elements))
+    dtype, kinds = next(ready.parameters()).dtype, torch.arange(len(elements), device=device)
     forward = forward_for_lammps(ready)
 
     def energies(graph: RankGraph) -> Tensor:
@@ -218,10 +224,10 @@ def compile_for_lammps(
             "node_attrs": (graph.elements[:, None] == kinds).to(dtype),
             "edge_index": torch.stack((graph.sender, graph.receiver)),
             "batch": graph.zeros,
-            "head": torch.tensor([head]),
+            "head": torch.tensor([head], device=device),
             "natoms": (graph.atoms, graph.ghosts),
             "lammps_class": graph.exchange(),
         }
         return forward(data, training=False, compute_force=False, lammps_mliap=True)["node_energy"]
 
-    return compile_energies(energies, float(model.r_max), elements, path, options)
+    return compile_energies(energies, float(model.r_max), elements, path, device=device, size=size, options=options)

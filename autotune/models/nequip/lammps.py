@@ -13,26 +13,31 @@ from nequip.model.modify_utils import get_all_modifiers, modify
 from torch import Tensor
 
 from autotune.models.accelerate import accelerate
-from autotune.models.lammps import RankGraph, compile_energies, ready_copy
+from autotune.models.lammps import TYPICAL_SIZE, RankGraph, compile_energies, ready_copy
 from kernelgen.errors import InputError
 
 _EXCHANGE, _NO_FORCES = "enable_LAMMPSMLIAPGhostExchange", "disable_ForceStressOutput"
 
 
 def compile_for_lammps(
-    model: torch.nn.Module, path: str | os.PathLike, *, options: Mapping[str, Any] | None = None
+    model: torch.nn.Module,
+    path: str | os.PathLike,
+    *,
+    device: torch.device | str = "cpu",
+    size: tuple[int, int] = TYPICAL_SIZE,
+    options: Mapping[str, Any] | None = None,
 ) -> Path:
     """Write a model for LAMMPS on any number of ranks, without Python, by ``kernelgen/packs/cpp/pair_equitune.cpp``.
 
-    The model is copied, accelerated, traced with its forces inside and compiled by AOTInductor, for CPUs and one thread
-    a rank. What is compiled calls NequIP as LAMMPS's ML-IAP does: each rank computes its atoms, and ghosts' features
-    come from other ranks; Allegro needs none of these. ``equitune pack`` makes the pack of its kernels.
-
-    path: of the ``.pt2`` file. options: of torch's compiler. InputError for another model than NequIP's of energies
+    The model is copied, accelerated, traced with its forces inside and compiled by AOTInductor, for a CPU and one
+    thread a rank, or for this machine's GPU. What is compiled calls NequIP as LAMMPS's ML-IAP does: each rank computes
+    its atoms, and ghosts' features come from other ranks; Allegro needs none of these. ``equitune pack`` makes the pack
+    of its kernels. path: of the ``.pt2`` file. device: a GPU, or the CPU. size: edges and atoms of a rank, for which a
+    GPU's schedules are chosen. options: of torch's compiler. InputError for another model than NequIP's of energies
     whose types are elements, or one that takes more than positions and types.
     """
     _check(model)
-    ready: Any = ready_copy(model)
+    ready: Any = ready_copy(model, device)
     modifiers = [{"modifier": name} for name in (_EXCHANGE, _NO_FORCES) if name in get_all_modifiers(ready)]
     ready = modify(ready, modifiers)
     accelerate(ready)
@@ -47,7 +52,9 @@ def compile_for_lammps(
         # Models without exchange give energies of ghosts too.
         return ready(data)[AtomicDataDict.PER_ATOM_ENERGY_KEY][: graph.atoms]
 
-    return compile_energies(energies, float(ready.metadata["r_max"]), ready.type_names, path, options)
+    return compile_energies(
+        energies, float(ready.metadata["r_max"]), ready.type_names, path, device=device, size=size, options=options
+    )
 
 
 def _check(model: Any) -> None:

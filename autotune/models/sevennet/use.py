@@ -25,7 +25,7 @@ from torch import Tensor
 
 from autotune.models.accelerate import accelerate
 from autotune.models.capture import capture as captured
-from autotune.models.lammps import RankGraph, compile_energies, ready_copy
+from autotune.models.lammps import TYPICAL_SIZE, RankGraph, compile_energies, ready_copy
 from autotune.models.step import QuickSteps, changes_since
 from kernelgen.errors import InputError
 
@@ -118,19 +118,24 @@ _OF_NODES = (KEY.NODE_FEATURE, KEY.NODE_ATTR, KEY.ATOM_TYPE, KEY.SELF_CONNECTION
 
 
 def compile_for_lammps(
-    model: torch.nn.Module, path: str | os.PathLike, *, options: Mapping[str, Any] | None = None
+    model: torch.nn.Module,
+    path: str | os.PathLike,
+    *,
+    device: torch.device | str = "cpu",
+    size: tuple[int, int] = TYPICAL_SIZE,
+    options: Mapping[str, Any] | None = None,
 ) -> Path:
     """Write a model for LAMMPS on any number of ranks, without Python, by ``kernelgen/packs/cpp/pair_equitune.cpp``.
 
-    The model is copied, accelerated, traced with its forces inside and compiled by AOTInductor, for CPUs and one thread
-    a rank. What is compiled calls SevenNet's layers as LAMMPS's ML-IAP does: each rank computes its atoms, and ghosts'
-    features come from other ranks. ``equitune pack`` makes the pack of its kernels.
-
-    path: of the ``.pt2`` file. options: of torch's compiler. InputError for another model than SevenNet's serial ones,
-    or one of several modalities.
+    The model is copied, accelerated, traced with its forces inside and compiled by AOTInductor, for a CPU and one
+    thread a rank, or for this machine's GPU. What is compiled calls SevenNet's layers as LAMMPS's ML-IAP does: each
+    rank computes its atoms, and ghosts' features come from other ranks. ``equitune pack`` makes the pack of its
+    kernels. path: of the ``.pt2`` file. device: a GPU, or the CPU. size: edges and atoms of a rank, for which a GPU's
+    schedules are chosen. options: of torch's compiler. InputError for another model than SevenNet's serial ones, or one
+    of several modalities.
     """
     _check(model)
-    ready = ready_copy(model)
+    ready = ready_copy(model, device)
     accelerate(ready)
     elements = [chemical_symbols[number] for number in sorted(ready.type_map, key=ready.type_map.get)]
     dtype = next(ready.parameters()).dtype
@@ -143,7 +148,7 @@ def compile_for_lammps(
         }
         return _atomic_energies(ready, data, graph)
 
-    return compile_energies(energies, float(ready.cutoff), elements, path, options)
+    return compile_energies(energies, float(ready.cutoff), elements, path, device=device, size=size, options=options)
 
 
 def _atomic_energies(model: Any, data: dict[str, Any], graph: RankGraph) -> Tensor:

@@ -21,6 +21,24 @@ struct Given {
 
 using Found = std::array<Maybe, 4>;  // outputs by slot
 
+// Of some kernels the one for indices of a dtype on a GPU.
+inline Kernel* kernel_for(const Kernels& kernels, const std::string& index, int device) {
+    const CudaDriver& driver = CudaDriver::get();
+    const int major = driver.attribute(CudaDriver::MAJOR, device), minor = driver.attribute(CudaDriver::MINOR, device);
+    std::vector<std::string> targets;
+    int ptx_for = 0;
+    for (const auto& [target, kernel] : kernels) {
+        if (target.compare(0, index.size() + 1, index + " ") != 0) continue;
+        targets.push_back(target.substr(index.size() + 1));
+        if (targets.back() == "ptx") ptx_for = kernel->ptx_for();
+    }
+    const std::string target = best_target(targets, major, minor, ptx_for);
+    if (target.empty())
+        refuse("the pack has no kernel for indices of " + index + " on sm_" + std::to_string(10 * major + minor) +
+               "; write it with --arch and --index");
+    return kernels.at(index + " " + target);
+}
+
 class CallRunner {
 public:
     CallRunner(const Part& part, const Given& given)
@@ -51,6 +69,15 @@ private:
     const Given& given;
     const Tensor first;
 
+    static constexpr std::size_t MATRIX = 5;  // of a fused convolution, in the place of tangents of w
+    static constexpr std::size_t MARKS = 9;   // in the place of an output y
+
+    static Sizes sizes_of(const Json& list) {
+        Sizes sizes;
+        for (const Json& size : list.list) sizes.push_back(size.integer());
+        return sizes;
+    }
+
     static std::size_t place(char slot) { return SLOTS.find(slot); }
 
     std::int64_t width(char slot) const { return facts["widths"][std::string(1, slot)].integer(); }
@@ -63,8 +90,7 @@ private:
 
     Sizes shape(char slot, bool by_edge = false) const {
         if (slot == 'w' && facts["weights"].kind == Json::Kind::list) {  // shared by all rows
-            Sizes sizes;
-            for (const Json& size : facts["weights"].list) sizes.push_back(size.integer());
+            Sizes sizes = sizes_of(facts["weights"]);
             if (sizes.front() < 0) sizes.front() = needed(given.operands[4], "w").size(0);
             return sizes;
         }
@@ -83,7 +109,7 @@ private:
     Tensor operand(std::size_t at, bool gathers) const {
         const std::string name = std::string(at % 2 ? "t" : "") + SLOTS[at / 2];
         const Tensor& tensor = needed(given.operands[at], name);
-        const Sizes wanted = shape(SLOTS[at / 2]);
+        const Sizes wanted = at == MATRIX && facts.has("matrix") ? sizes_of(facts["matrix"]) : shape(SLOTS[at / 2]);
         const auto sizes = tensor.sizes();
         const bool fits = sizes.size() == wanted.size() && std::equal(wanted.begin(), wanted.end(), sizes.begin());
         const auto dtype = facts["dtype"].text == "float64" ? ScalarType::Double : ScalarType::Float;
@@ -128,6 +154,10 @@ private:
             const Tensor out = zeroed ? torch::stable::new_zeros(first, sizes) : torch::stable::new_empty(first, sizes);
             found[place(slot[0])] = out;
             pointers[8 + place(slot[0])] = out.mutable_data_ptr();
+        }
+        if (facts.has("marks") && facts["marks"].integer() > 0) {
+            kept.push_back(torch::stable::new_zeros(first, Sizes{facts["marks"].integer(), given.num_out}, ScalarType::Int));
+            pointers[MARKS] = kept.back().mutable_data_ptr();
         }
         const std::int64_t of_task = facts["task_nodes"].integer();
         const std::int64_t num_in = of_task ? of_task : gathers ? given.edges : given.num_in;
@@ -189,19 +219,6 @@ private:
                     std::int64_t num_out) const {
         const int device = first.get_device_index();
         const torch::stable::accelerator::DeviceGuard guard(device);
-        const CudaDriver& driver = CudaDriver::get();
-        const int major = driver.attribute(CudaDriver::MAJOR, device), minor = driver.attribute(CudaDriver::MINOR, device);
-        std::vector<std::string> targets;
-        int ptx_for = 0;
-        for (const auto& [target, kernel] : kernels()) {
-            if (target.compare(0, index.size() + 1, index + " ") != 0) continue;
-            targets.push_back(target.substr(index.size() + 1));
-            if (targets.back() == "ptx") ptx_for = kernel->ptx_for();
-        }
-        const std::string target = best_target(targets, major, minor, ptx_for);
-        if (target.empty())
-            refuse("the pack has no kernel for indices of " + index + " on sm_" + std::to_string(10 * major + minor) +
-                   "; write it with --arch and --index");
         // Flags by which a kernel's blocks wait for its zeros, cleared before each launch; and the launch's number.
         std::vector<std::uint64_t> zeros;
         Tensor flags;
@@ -209,7 +226,7 @@ private:
             flags = torch::stable::new_zeros(first, Sizes{FLAGS}, ScalarType::Long);
             zeros = {reinterpret_cast<std::uint64_t>(flags.const_data_ptr()), 1};
         }
-        kernels().at(index + " " + target)->on_gpu(device, stream_of(device), pointers, given.edges, num_in, num_out, zeros);
+        kernel_for(kernels(), index, device)->on_gpu(device, stream_of(device), pointers, given.edges, num_in, num_out, zeros);
     }
 
     // Of 8 bytes: 33 lines of 128 bytes, as kernelgen.runtime.kernel.
@@ -222,14 +239,42 @@ private:
     }
 };
 
-// A call's parts one after the other; each computes other outputs.
-inline Found run_call(const Operator& op, const std::string& name, const Given& given) {
+// What a pack has for a call; an error if it has nothing.
+inline const std::vector<Part>& parts_of(const Operator& op, const std::string& name) {
     const auto call = op.calls.find(name);
     if (call == op.calls.end())
         refuse("the pack has no kernels for " + name + " of " + (*op.facts)["text"].text.substr(0, 300) +
                "; write it again from this model's package");
+    return call->second;
+}
+
+// A kernel of rows on a GPU: it takes its inputs, of which the first has the rows, the result [rows, width], the number of
+// rows and the width of the first.
+inline Tensor run_rows(const Operator& op, const std::string& name, const std::vector<Tensor>& inputs, std::int64_t width) {
+    const std::int64_t rows = inputs[0].size(0);
+    const Tensor out = torch::stable::new_empty(inputs[0], Sizes{rows, width});
+    if (rows == 0) return out;
+    if (!out.is_cuda()) refuse(name + " is for GPUs alone");
+    std::vector<Tensor> kept;
+    std::vector<std::uint64_t> arguments;
+    for (const Tensor& input : inputs) {
+        kept.push_back(ready(input));
+        arguments.push_back(reinterpret_cast<std::uint64_t>(kept.back().const_data_ptr()));
+    }
+    arguments.push_back(reinterpret_cast<std::uint64_t>(out.mutable_data_ptr()));
+    arguments.push_back(static_cast<std::uint64_t>(rows));
+    arguments.push_back(static_cast<std::uint64_t>(inputs[0].size(1)));
+    const int device = out.get_device_index();
+    const torch::stable::accelerator::DeviceGuard guard(device);
+    Kernel* const kernel = kernel_for(parts_of(op, name).front().kernels, "int64", device);
+    kernel->on_gpu(device, stream_of(device), arguments, rows, rows, rows);
+    return out;
+}
+
+// A call's parts one after the other; each computes other outputs.
+inline Found run_call(const Operator& op, const std::string& name, const Given& given) {
     Found found;
-    for (const Part& part : call->second) {
+    for (const Part& part : parts_of(op, name)) {
         const Found of_part = CallRunner(part, given).run();
         for (std::size_t slot = 0; slot < found.size(); ++slot)
             if (of_part[slot]) found[slot] = of_part[slot];

@@ -58,6 +58,8 @@ inline constexpr char INDEX_RULES[] = R"json(
             "dtype": "one of float32|float64",
             "widths": {"x|y|w|g?": "whole 0 2147483647"},
             "weights": {"null or": ["whole -1 2147483647", 1]},
+            "matrix?": ["whole 1 2147483647", 2],
+            "marks?": "whole 0 1048576",
             "kernels": {"*": "kernel"},
             "permuted": {"*": "kernel"}
         }]}

@@ -6,7 +6,7 @@ namespace {
 
 using namespace equitune;
 
-constexpr std::size_t X = 0, TX = 1, Y = 2, TY = 3, W = 4, TW = 5, G = 6;
+constexpr std::size_t X = 0, TX = 1, Y = 2, TY = 3, W = 4, TW = 5, G = 6;  // of a fused convolution TW is the matrix
 
 Given of_edges(const Tensor& x, const Tensor& y, const Tensor& w, const Maybe& sender, const Maybe& receiver,
                const Maybe& spans, const Maybe& perm, const Maybe& sender_spans, const Maybe& sender_perm,
@@ -150,6 +150,50 @@ std::tuple<Tensor, Tensor, Tensor> sc_double_backward(Tensor x, Tensor w, Tensor
     return {or_empty(made, 'x', x), or_empty(made, 'w', x), or_empty(made, 'g', x)};
 }
 
+Given of_radial(const Tensor& x, const Tensor& y, const Tensor& h, const Tensor& matrix, const Tensor& sender,
+                const Tensor& spans, const Maybe& perm) {
+    Given given;
+    given.operands[X] = x;
+    given.operands[Y] = y;
+    given.operands[W] = h;
+    given.operands[TW] = matrix;
+    given.sender = sender;
+    given.spans = spans;
+    given.perm = perm;
+    given.edges = y.size(0);
+    given.num_in = x.size(0);
+    given.num_out = spans.size(0);
+    if (sender.numel() != given.edges) refuse("sender needs one index for each row of y");
+    check_range("sender", sender, given.num_in);
+    return given;
+}
+
+Tensor rc_forward(Tensor x, Tensor y, Tensor h, Tensor matrix, Tensor sender, Tensor spans, Maybe perm,
+                  std::string spec) {
+    const Given given = of_radial(x, y, h, matrix, sender, spans, perm);
+    return or_empty(run_call(found(spec, given), "rc_forward", given), 'g', x);
+}
+
+std::tuple<Tensor, Tensor, Tensor> rc_backward(Tensor x, Tensor y, Tensor h, Tensor matrix, Tensor g, Tensor sender,
+                                               Tensor spans, Maybe perm, std::string outputs, std::string spec) {
+    Given given = of_radial(x, y, h, matrix, sender, spans, perm);
+    given.operands[G] = g;
+    const Found made = run_call(found(spec, given), "rc_backward " + outputs, given);
+    return {or_empty(made, 'x', x), or_empty(made, 'y', x), or_empty(made, 'w', x)};
+}
+
+Tensor en_forward(Tensor x, Tensor fragments, Tensor scales, Tensor, Tensor, std::string spec) {
+    const Operator& op = Packs::all().find(spec);
+    const Json& widths = (*parts_of(op, "en_forward").front().facts)["widths"];
+    return run_rows(op, "en_forward", {x, fragments, scales}, widths["g"].integer());
+}
+
+Tensor en_backward(Tensor x, Tensor g, Tensor fragments, Tensor scales, Tensor turned_fragments, Tensor turned_scales,
+                   std::string spec) {
+    const std::vector<Tensor> inputs{x, g, fragments, scales, turned_fragments, turned_scales};
+    return run_rows(Packs::all().find(spec), "en_backward", inputs, x.size(1));
+}
+
 #define EQUITUNE_GRAPH                                                                                              \
     "Tensor? sender, Tensor? receiver, Tensor? spans, Tensor? perm, Tensor? sender_spans, Tensor? sender_perm, "   \
     "SymInt num_out"
@@ -163,6 +207,14 @@ STABLE_TORCH_LIBRARY(equitune, m) {
     m.def("tp_double_backward(Tensor x, Tensor y, Tensor w, Tensor g, Tensor? tx, Tensor? ty, Tensor? tw, "
           EQUITUNE_GRAPH ", str outputs, str spec) -> (Tensor, Tensor, Tensor, Tensor)");
     m.def("tp_order(Tensor nodes, SymInt num_out, SymInt count, str end, str spec) -> (Tensor, Tensor)");
+    m.def("rc_forward(Tensor x, Tensor y, Tensor h, Tensor matrix, Tensor sender, Tensor spans, Tensor? perm, str spec) "
+          "-> Tensor");
+    m.def("rc_backward(Tensor x, Tensor y, Tensor h, Tensor matrix, Tensor g, Tensor sender, Tensor spans, Tensor? perm, "
+          "str outputs, str spec) -> (Tensor, Tensor, Tensor)");
+    m.def("en_forward(Tensor x, Tensor fragments, Tensor scales, Tensor turned_fragments, Tensor turned_scales, str spec) "
+          "-> Tensor");
+    m.def("en_backward(Tensor x, Tensor g, Tensor fragments, Tensor scales, Tensor turned_fragments, "
+          "Tensor turned_scales, str spec) -> Tensor");
     m.def("sh_forward(Tensor v, str spec) -> Tensor");
     m.def("sh_backward(Tensor v, Tensor g, str spec) -> Tensor");
     m.def("sh_double_backward(Tensor v, Tensor g, Tensor t, str outputs, str spec) -> (Tensor, Tensor)");
@@ -177,6 +229,10 @@ STABLE_TORCH_LIBRARY(equitune, m) {
     m.impl("tp_backward", TORCH_BOX(&tp_backward));             \
     m.impl("tp_double_backward", TORCH_BOX(&tp_double_backward)); \
     m.impl("tp_order", TORCH_BOX(&tp_order));                   \
+    m.impl("rc_forward", TORCH_BOX(&rc_forward));               \
+    m.impl("rc_backward", TORCH_BOX(&rc_backward));             \
+    m.impl("en_forward", TORCH_BOX(&en_forward));               \
+    m.impl("en_backward", TORCH_BOX(&en_backward));             \
     m.impl("sh_forward", TORCH_BOX(&sh_forward));               \
     m.impl("sh_backward", TORCH_BOX(&sh_backward));             \
     m.impl("sh_double_backward", TORCH_BOX(&sh_double_backward)); \

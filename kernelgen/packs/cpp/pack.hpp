@@ -35,11 +35,17 @@ public:
     // Launch on a device's stream; ``zeros`` are more arguments of kernels that zero their outputs.
     void on_gpu(int device, void* stream, const std::array<void*, BUFFERS>& pointers, std::int64_t edges,
                 std::int64_t num_in, std::int64_t num_out, const std::vector<std::uint64_t>& zeros) {
-        const int units = CudaDriver::get().attribute(CudaDriver::UNITS, device);
         std::vector<std::uint64_t> arguments;
         for (void* const pointer : pointers) arguments.push_back(reinterpret_cast<std::uint64_t>(pointer));
         for (const std::int64_t size : {edges, num_in, num_out}) arguments.push_back(static_cast<std::uint64_t>(size));
         arguments.insert(arguments.end(), zeros.begin(), zeros.end());
+        on_gpu(device, stream, arguments, edges, num_in, num_out);
+    }
+
+    // The same with all arguments given, each of 8 bytes.
+    void on_gpu(int device, void* stream, std::vector<std::uint64_t>& arguments, std::int64_t edges, std::int64_t num_in,
+                std::int64_t num_out) {
+        const int units = CudaDriver::get().attribute(CudaDriver::UNITS, device);
         const Json& rule = facts["launch"];
         Geometry shape = geometry_of(rule, edges, num_in, num_out, units);
         if (shape.blocks > 0 && rule.has("whole_waves") && rule["whole_waves"].is_true()) {

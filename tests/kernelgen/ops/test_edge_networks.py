@@ -7,7 +7,9 @@ from collections.abc import Callable
 import pytest
 import torch
 from fixed_kernels import take_few_edges
+from reference import relative_error
 from torch import Tensor
+from torch.fx.experimental.proxy_tensor import make_fx
 from torch.nn.functional import silu
 
 from kernelgen.compile.compiler import compile_source
@@ -24,6 +26,7 @@ from kernelgen.ops.edge_networks import (
     packing_kernel,
     value_kernel,
 )
+from kernelgen.ops.library import exported_for
 
 DEVICES = ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)]
 EDGES = 150
@@ -74,6 +77,27 @@ def value_and_gradient(features: Callable[..., Tensor], x: Tensor, matrices: lis
     x = x.clone().requires_grad_()
     h = features(x, matrices)
     return [one.detach().cpu().double() for one in (h, *torch.autograd.grad(h, x, g))]
+
+
+def test_what_is_exported(device: str) -> None:
+    """Traced on some edges with the gradient inside, and run on others; no gradient of the matrices."""
+    given, matrices, _ = case(10, 64, 2)
+    placed = [matrix.to(device) for matrix in matrices]
+
+    def step(x: Tensor, g: Tensor) -> tuple[Tensor, Tensor]:
+        x = x.detach().requires_grad_()
+        assert is_one_kernel(x, placed)
+        h = ours(x, placed)
+        return h.detach(), torch.autograd.grad(h, x, g)[0]
+
+    with exported_for(1 << 19, 1 << 13):
+        few = given[:40].to(device), drawn(40, 64).to(device)
+        traced = make_fx(step, tracing_mode="symbolic", _allow_non_fake_inputs=True)(*few)
+    assert "en_backward" in traced.code and "mm" not in traced.code
+    g = drawn(EDGES, 64, seed=99)
+    wanted = value_and_gradient(plain, given.double(), [matrix.double() for matrix in matrices], g.double())
+    for found, value in zip(traced(given.to(device), g.to(device)), wanted, strict=False):
+        assert relative_error(found.cpu(), value) < 1e-6
 
 
 def worst(found: Tensor, exact: Tensor) -> float:

@@ -10,11 +10,13 @@ import torch
 from emulated_radial import emulate_kernels
 from radial_cases import RadialCase, make_radial_case
 from reference import relative_error, relayout
+from torch.fx.experimental.proxy_tensor import make_fx
 
-from kernelgen.errors import InputError
+from kernelgen.errors import InputError, UnsupportedError
 from kernelgen.kernels.radial.schedule import RadialSchedule
+from kernelgen.ops.base import resolve
 from kernelgen.ops.product import Operator, build
-from kernelgen.ops.radial_convolution import FusedRadial, fused_of, radial_product
+from kernelgen.ops.radial_convolution import FusedRadial, _rebuild, exported_product, fused_of, radial_product
 from kernelgen.problem.product import TensorProductProblem
 
 PROBLEM = TensorProductProblem.channelwise("4x0e+4x1o", "0e+1o", "0e+1o")
@@ -68,6 +70,44 @@ def test_value_and_gradients(device: str, wanted: str, monkeypatch: pytest.Monke
     assert_close(out, expected["out"], "out", 1e-6)
     for slot, gradient in zip(wanted, gradients, strict=True):
         assert_close(gradient, expected[slot], slot, 1e-6)
+
+
+@pytest.mark.parametrize("is_sorted", [True, False])
+@pytest.mark.parametrize("device", DEVICES)
+def test_what_is_exported(device: str, is_sorted: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Traced on one graph with its gradients inside, and run on another one of other sizes."""
+    kernels = kernels_on(device, monkeypatch, 8)
+
+    def step(x: Any, y: Any, h: Any, m: Any, g: Any, sender: Any, receiver: Any) -> tuple[torch.Tensor, ...]:
+        leaf = [tensor.detach().requires_grad_() for tensor in (x, y, h)]
+        out = exported_product(kernels, *leaf, m, sender, receiver, g.shape[0], is_sorted)
+        return out.detach(), *torch.autograd.grad(out, leaf, g)
+
+    def case_of(edges: int, num_out: int) -> tuple[RadialCase, list[torch.Tensor]]:
+        given = make_radial_case(PROBLEM, 8, edges=edges, num_out=num_out)
+        ends = [given.case.sender, given.case.receiver]
+        if is_sorted:
+            ends[1] = ends[1].sort().values  # type: ignore[union-attr]
+            given = dataclasses.replace(given, case=dataclasses.replace(given.case, receiver=ends[1]))
+        return given, [*inputs_of(given, device).values(), *(end.to(device) for end in ends)]  # type: ignore[union-attr]
+
+    traced = make_fx(step, tracing_mode="symbolic", _allow_non_fake_inputs=True)(*case_of(30, 5)[1])
+    assert "rc_backward" in traced.code
+    given, inputs = case_of(70, 7)
+    expected = given.expected()
+    for slot, found in zip(("out", "x", "y", "h"), traced(*inputs), strict=True):
+        assert_close(found, expected[slot], slot, 1e-6)
+    assert resolve(kernels.text).text == _rebuild(kernels.text).text == kernels.text
+
+
+def test_no_gradient_of_the_matrix_is_exported(monkeypatch: pytest.MonkeyPatch) -> None:
+    given = make_radial_case(PROBLEM, 8, edges=30, num_out=5)
+    x, y, h, m, _ = inputs_of(given, "cpu").values()
+    kernels = kernels_on("cpu", monkeypatch, 8)
+    ends = given.case.sender, given.case.receiver
+    out = exported_product(kernels, x, y, h, m.requires_grad_(), *ends, 5, False)  # type: ignore[arg-type]
+    with pytest.raises(UnsupportedError, match="no gradient of its matrix"):
+        out.sum().backward()
 
 
 def require_wgmma(device: str) -> None:

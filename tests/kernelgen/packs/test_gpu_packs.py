@@ -21,17 +21,21 @@ from kernelgen.errors import InputError, ToolMissingError
 from kernelgen.kernels.dispatch import AnyPlan, emit, geometry
 from kernelgen.kernels.harmonics.schedule import HarmonicsCudaSchedule
 from kernelgen.kernels.product.schedule import CudaSchedule
+from kernelgen.kernels.radial.schedule import RadialSchedule
 from kernelgen.kernels.source import Source
 from kernelgen.ops import edge_networks as tall_matrices
 from kernelgen.ops import gates
 from kernelgen.ops import node_matrices as matrices
+from kernelgen.ops.base import OPERATORS, resolve
 from kernelgen.ops.harmonics import build_harmonics
 from kernelgen.ops.product import build
+from kernelgen.ops.radial_convolution import FusedRadial
 from kernelgen.ops.symmetric_contraction import build_contraction, sums_source
 from kernelgen.packs.calls import Call, launches
 from kernelgen.packs.library import source_folder
 from kernelgen.packs.write import recording, write_calls
 from kernelgen.problem.harmonics import HarmonicsProblem
+from kernelgen.problem.product import TensorProductProblem
 from kernelgen.runtime import graph as index_check
 from kernelgen.runtime import kernel as cuda_driver
 
@@ -43,8 +47,9 @@ SHARED = of_mode("uvw", shared=True)
 CERTIFICATE = {"bitwise": True, "equivariance": 1.25e-07, "errors": {"x": 2e-07}, "device": "NVIDIA H200"}
 # Takes edges by receiver always.
 ROWS = CudaSchedule(accumulate="atomics", runs="waves", zeros="cut")
+RADIAL = TensorProductProblem.channelwise("4x0e+4x1o", "0e+1o", "0e+1o")
 # One for each call, and those of runs that take edges by receiver.
-KERNELS = 9
+KERNELS = 11
 # Blocks that a multiprocessor holds at a time, by the driver's stand-in.
 HELD = 2
 
@@ -65,6 +70,7 @@ def calls() -> list[Call]:
                 device="cuda",
             ).text,
             "contraction": build_contraction(SMALL, device="cuda").text,
+            "radial": _radial().text,
         }
     return [
         Call("tp_forward", texts["owners"]),
@@ -74,7 +80,17 @@ def calls() -> list[Call]:
         Call("tp_backward", texts["pairs"], "", "xyw"),
         Call("sh_backward", texts["harmonics"]),
         Call("sc_forward", texts["contraction"]),
+        Call("rc_forward", texts["radial"]),
+        Call("rc_backward", texts["radial"], "", "xyw"),
     ]
+
+
+def _radial() -> FusedRadial:
+    """With weights formed in registers; schedules that all architectures have, and no operator of products."""
+    schedules = {"forward": RadialSchedule(), "backward": RadialSchedule()}
+    kernels = FusedRadial(RADIAL, 8, "ieee", "ir_mul", torch.device("cuda"), schedules)
+    OPERATORS.setdefault(kernels.text, kernels)
+    return kernels
 
 
 @pytest.fixture(scope="module")
@@ -99,8 +115,6 @@ def probe(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def plans(arch: str) -> dict[str, AnyPlan]:
     """By the text of its direction, each kernel's plan."""
-    from kernelgen.ops.base import resolve
-
     with assumed(cuda_facts(arch, units=3)):
         found = [one for call in calls() for one in launches(resolve(call.text), call, ("int64",))]
         return {plan.spec.problem.key + plan.spec.direction.text: plan for one in found for plan in one.plans.values()}
