@@ -424,7 +424,8 @@ def is_one_kernel(x: Tensor, matrices: Sequence[Tensor], training: bool = False)
     """
     rows, widths = x.shape[0], [matrix.shape[1] for matrix in matrices]
     alike = all(matrix.dtype is x.dtype and matrix.device == x.device for matrix in matrices)
-    if EXPORTED_SIZE.get() is not None and not runs_eagerly(x):
+    # torch.compile cannot read a context variable; what it compiles is never that.
+    if not torch.compiler.is_dynamo_compiling() and EXPORTED_SIZE.get() is not None and not runs_eagerly(x):
         with outside_of_traces():
             constant = alike and runs_eagerly(*matrices) and not any(matrix.requires_grad for matrix in matrices)
             fits = constant and network_fits(x.shape[1], widths)
