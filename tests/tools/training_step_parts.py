@@ -146,22 +146,27 @@ class Places:
         place = bisect.bisect(self.forces, (event.time_range.start, math.inf)) - 1
         return "forces" if place >= 0 and event.time_range.start <= self.forces[place][1] else "value"
 
-    def launch(self, event: Any) -> Launch:
-        chain = list(names_above(event))
-        ours = next((name for name in chain if name.startswith(OURS) and name not in (LOSS, OPTIMIZER)), "")
-        node = next((name.removeprefix(NODE) for name in chain if name.startswith(NODE)), "")
+    def launch(self, event: Any, kernel: str = "") -> Launch:
+        """kernel: the name of one that was launched in the event."""
+        around = [event, *above(event)]
+        chain = [one.name for one in around]
         if OPTIMIZER in chain:
             return Launch("optimizer", "optimizer", "", "")
-        which, op = self.which(event, chain), next((one for one in reversed(chain) if one.startswith("aten::")), "")
-        if ours and not op:
-            return Launch(ours.removeprefix(OURS).split(" ")[0], which, ours.removeprefix(OURS), node)
-        shapes = [shape for shape in event.input_shapes or () if shape]
-        what = f"{op or event.name} {' '.join('x'.join(map(str, shape)) for shape in shapes)}"
+        ours = next((name for name in chain if name.startswith(OURS) and name not in (LOSS, OPTIMIZER)), "")
+        ours, node = ours.removeprefix(OURS), next((n.removeprefix(NODE) for n in chain if n.startswith(NODE)), "")
+        which, op = self.which(event, chain), next((one for one in reversed(around) if one.name[:6] == "aten::"), None)
+        if kernel.startswith("Memset"):
+            return Launch("fills", which, kernel, ours or node or "the model")
+        if ours and op is None:
+            return Launch(ours.split(" ")[0], which, ours, node)
         inside = next((one for one in chain if one == node or one.startswith("_")), "")
+        if op is None:
+            return Launch("other kernels" if kernel else part_of(event.name), which, kernel or event.name, inside)
         # The engine adds gradients up; what else it does between nodes are sums over what was broadcast.
-        summed = bool(node) and node not in chain and not ours and op.startswith("aten::add")
-        maker = f"{SUMMED}: {node}" if summed else ours.removeprefix(OURS) or inside or node or "the model"
-        return Launch(part_of(op or event.name, summed), which, what, maker)
+        summed = bool(node) and node not in chain and not ours and op.name.startswith("aten::add")
+        maker = f"{SUMMED}: {node}" if summed else ours or inside or node or "the model"
+        shapes = " ".join("x".join(map(str, shape)) for shape in op.input_shapes or () if shape)
+        return Launch(part_of(op.name, summed), which, f"{op.name} {shapes}", maker)
 
     def megabytes(self, event: Any) -> float:
         """Of one call, known for Equitune's, estimated for torch's."""
@@ -177,11 +182,10 @@ class Places:
         return (sum(counts) + result) * self.element / 1e6
 
 
-def names_above(event: Any) -> Iterator[str]:
-    """Names of an event and of those around it, innermost first."""
-    while event is not None:
-        yield event.name
-        event = event.cpu_parent
+def above(event: Any) -> Iterator[Any]:
+    """The events around one, innermost first."""
+    while (event := event.cpu_parent) is not None:
+        yield event
 
 
 def is_operator(name: str) -> bool:
@@ -209,26 +213,36 @@ def measured(step: Callable[[], object], device: str, element: int) -> dict[Laun
         synchronize(device)
     events = profiler.events()
     places, found = Places(events, moved, element), defaultdict(lambda: [0.0, 0.0, 0.0])
-    attached: dict[str, float] = defaultdict(float)
     for event in places.cpu:
-        is_call = is_operator(event.name) and not any(map(is_operator, [*names_above(event)][1:]))
-        launches = event.kernels if on_gpu else [None] * is_call
-        if not launches and not is_call:
-            continue
-        row = found[places.launch(event)]
-        row[2] += places.megabytes(event) if is_call else 0.0
-        for kernel in launches:
-            row[0] += 1
-            row[1] += kernel.duration if kernel else 0.0
-            attached[kernel.name if kernel else ""] += kernel.duration if kernel else 0.0
-    for event in events if on_gpu else ():
+        if is_operator(event.name) and not any(is_operator(one.name) for one in above(event)):
+            row = found[places.launch(event)]
+            row[0] += not on_gpu
+            row[2] += places.megabytes(event)
+    for parent, kernel, time_us in launches_of(events):
+        unknown = Launch("of unknown place", "", kernel[:60], "")
+        row = found[unknown if parent is None else places.launch(parent, kernel[:60])]
+        row[0] += 1
+        row[1] += time_us
+    return {place: row for place, row in found.items() if row[0] or row[1]}
+
+
+def launches_of(events: Any) -> Iterator[tuple[Any, str, float]]:
+    """What a GPU ran: the innermost event around the launch, which names of ours are too, the name, and microseconds.
+
+    A kernel has the number of the driver's call that launched it. Where that is not there, torch's operator counts.
+    """
+    calls = {e.id: e for e in events if e.device_type == DeviceType.CPU and e.name.startswith("cu")}
+    operators: dict[tuple[str, int], list[Any]] = defaultdict(list)
+    for event in events:
+        for kernel in event.kernels if event.device_type == DeviceType.CPU else ():
+            operators[kernel.name, round(kernel.duration)].append(event)
+    for event in events:
         # The names above have events on the device too, which are no kernels.
         if event.device_type == DeviceType.CUDA and not getattr(event, "is_user_annotation", event.name[:10] == OURS):
-            attached[event.name] -= event.time_range.elapsed_us()
-    for name, time_us in attached.items():
-        if time_us < -0.5:
-            found[Launch("of unknown place", "", name[:60], "")][1] -= time_us
-    return {place: row for place, row in found.items() if row[0] or row[1]}
+            time_us = event.time_range.elapsed_us()
+            call, known = calls.get(event.id), operators[event.name, round(time_us)]
+            operator = known.pop() if known else None
+            yield (call and call.cpu_parent) or operator, event.name, time_us
 
 
 def table(rows: dict[str, list[float]], count: int) -> list[str]:
