@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from autotune.database.store import Database
     from autotune.models.accelerate import accelerate, restore
     from autotune.models.capture import CapturedModel, capture
+    from autotune.models.capture_training import CapturedTraining, capture_training
     from autotune.models.stand_ins import Acceleration
     from autotune.modules.convolution import TensorProductConv
     from autotune.modules.harmonics import SphericalHarmonics, SphericalHarmonicsConv, spherical_harmonics
@@ -36,6 +37,7 @@ if TYPE_CHECKING:
 __all__ = [
     "Acceleration",
     "CapturedModel",
+    "CapturedTraining",
     "Certificate",
     "Database",
     "ElementwiseTensorProduct",
@@ -54,6 +56,7 @@ __all__ = [
     "__version__",
     "accelerate",
     "capture",
+    "capture_training",
     "certify",
     "find_schedule",
     "restore",
@@ -64,6 +67,7 @@ __all__ = [
 _HOMES = {
     "Acceleration": "autotune.models.stand_ins",
     "CapturedModel": "autotune.models.capture",
+    "CapturedTraining": "autotune.models.capture_training",
     "Certificate": "autotune.certification.certificate",
     "Database": "autotune.database.store",
     "ElementwiseTensorProduct": "autotune.modules.product",
@@ -82,6 +86,7 @@ _HOMES = {
     "__version__": "kernelgen.version",
     "accelerate": "autotune.models.accelerate",
     "capture": "autotune.models.capture",
+    "capture_training": "autotune.models.capture_training",
     "certify": "autotune.certification.certificate",
     "find_schedule": "autotune.database.lookup",
     "restore": "autotune.models.accelerate",

@@ -6,12 +6,14 @@ model must contain modules of the peer's package; else there is a reason in the 
 
 from __future__ import annotations
 
+import functools
 import importlib.metadata
 import importlib.util
 import re
 import warnings
 from collections.abc import Callable, Iterable
-from typing import Any
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
 
 import torch
 
@@ -21,6 +23,9 @@ from autotune.models.package import Package
 from autotune.models.stand_ins import CONVOLUTIONS, KIND_NAMES
 from autotune.models.whole_model import PACKAGES, WholeModel
 from autotune.text import CAPTURED, FUSED, STREAMED
+
+if TYPE_CHECKING:
+    from autotune.models.capture_training import CapturedTraining
 
 STOCK, SYMMETRIX = "stock", "symmetrix"
 # The module of each peer, and what to install for it.
@@ -80,11 +85,9 @@ def build(contender: str, model: WholeModel) -> tuple[WholeModel, str]:
     if contender in (STREAMED, FUSED):
         return model, _with_weights_inside(contender, model)
     if contender == CAPTURED:
-        from autotune.models.capture import capture
-
         require_usable(contender, model.device)
         said = _accelerated(model.module, KIND_NAMES)
-        return model.with_module(capture(model.module)), said
+        return captured_form(model), said
     if contender.startswith(_JOINT):
         converted, _ = build(contender.removeprefix(_JOINT), model)
         return converted, _accelerated(converted.module, (CONVOLUTIONS,))
@@ -98,6 +101,52 @@ def build(contender: str, model: WholeModel) -> tuple[WholeModel, str]:
     for name in names:
         _require_kernels(name, made, caught)
     return model.with_module(made), ""
+
+
+# Names of energies and forces in the results of each package's models.
+_RESULTS = {
+    "mace": ("energy", "forces"),
+    "nequip": ("total_energy", "forces"),
+    "allegro": ("total_energy", "forces"),
+    "sevennet": ("inferred_total_energy", "inferred_force"),
+}
+
+
+@dataclass(frozen=True, eq=False)
+class CapturedForm(WholeModel):
+    """A model whose steps are captured, those of training by ``capture_training``, with the loss of other models."""
+
+    @functools.cached_property
+    def training(self) -> CapturedTraining:
+        from autotune.models.capture_training import capture_training
+
+        captured: Any = self.module
+        return capture_training(captured.model, self._loss)
+
+    def _loss(self, out: Any, labels: Any, real: Any) -> torch.Tensor:
+        energy, forces = (out[name] for name in _RESULTS[self.package.name])
+        energies = real.mean((energy.view(-1) / labels["atoms"]).square(), "graphs")
+        return energies + real.mean(forces.square(), "atoms")
+
+    def training_step(self, inputs: dict[str, Any]) -> torch.Tensor:
+        self._prepare(training=True)
+        _, counts = self.training.package.fields(self.training.model, inputs, 1.0)
+        atoms = torch.full((counts.graphs,), counts.atoms / counts.graphs, device=self.device)
+        return self.training.forward(inputs, {"atoms": atoms})
+
+    def forget(self) -> None:
+        """Free what was captured."""
+        both: tuple[Any, Any] = self.module, self.__dict__.get("training")
+        for captured in both:
+            if captured is not None:
+                captured.forget()
+
+
+def captured_form(model: WholeModel) -> CapturedForm:
+    """Of an accelerated model."""
+    from autotune.models.capture import capture
+
+    return CapturedForm(model.name, capture(model.module), model.package, model.device, model.published)
 
 
 def _with_weights_inside(contender: str, model: WholeModel) -> str:

@@ -17,26 +17,32 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Concatenate, ParamSpec, cast
+from typing import TYPE_CHECKING, Any, Concatenate, ParamSpec
 
 import torch
 from torch import Tensor
 from torch.nn.modules.module import register_module_forward_hook, register_module_forward_pre_hook
 
-from autotune.bench.contenders import SYMMETRIX, build, milliseconds_by_group, require_usable, warm_up_calls
+from autotune.bench.contenders import (
+    SYMMETRIX,
+    CapturedForm,
+    build,
+    milliseconds_by_group,
+    require_usable,
+    warm_up_calls,
+)
 from autotune.bench.rows import DEFAULT
 from autotune.errors import PeerError
 from autotune.measure.timing import synchronize
 from autotune.models.package import Outputs
 from autotune.models.step import PATIENCE
 from autotune.models.whole_model import WholeModel
-from autotune.text import CAPTURED, is_ours
+from autotune.text import is_ours
 
 if TYPE_CHECKING:
     from ase import Atoms
 
     from autotune.bench.dynamics import Dynamics
-    from autotune.models.capture import CapturedModel
 
 Cell = dict[str, Any]
 Given = ParamSpec("Given")
@@ -152,12 +158,9 @@ class ModelSession:
         inputs = self.inputs(structure)
         if self.setting.contender == SYMMETRIX and which != "md_step":
             raise PeerError("it computes by an ASE calculator of its own, without torch: md_step alone")
-        if self.setting.contender == CAPTURED:
-            if which == "training":
-                raise PeerError("a captured step gives energies, forces and stress, no gradients of weights")
-            if structure != self.captured_for:  # whose graph is no part of this row's memory
-                cast("CapturedModel", self.model.module).forget()
-                self.captured_for = structure
+        if isinstance(self.model, CapturedForm) and structure != self.captured_for:
+            self.model.forget()  # its graph is no part of this row's memory
+            self.captured_for = structure
         if which == "training":
             self._dynamics.clear()
             return lambda: self.model.training_step(inputs)

@@ -75,6 +75,9 @@ class CapturedModel(torch.nn.Module):
     captures: captured sizes so far; replays: steps by them; eager_calls: calls that were left to the model.
     """
 
+    # What the rows of a step's results are, if they are not the model's.
+    step_results: Mapping[str, str] = {}
+
     def __init__(self, model: torch.nn.Module, *, growth: float, kept: int, outgrown: str) -> None:
         super().__init__()
         if not growth > 1:
@@ -156,7 +159,7 @@ class CapturedModel(torch.nn.Module):
             return None
         self.make_room()
         size, compute = padded_size(real, self.growth), self.computing(options)
-        step = PaddedStep(size, fields, device, compute, self.package.results, self.memory)
+        step = PaddedStep(size, fields, device, compute, self.step_results or self.package.results, self.memory)
         found = self._run(step, fields, real, inputs)
         self.keep(kind, step)
         return found
@@ -282,6 +285,10 @@ class CapturablePackage(ABC):
     @abstractmethod
     def compute(self, model: Any, given: dict[str, Tensor], size: Counts, options: Mapping[str, Any]) -> dict[str, Any]:
         """The model's results for padded tensors; must not wait for the device."""
+
+    def training_options(self, options: Mapping[str, Any]) -> Mapping[str, Any]:
+        """The options of a call whose forces are differentiated again, of a model in training mode."""
+        return options
 
     def known_results(self, out: Mapping[str, Any], given: Mapping[str, Any]) -> dict[str, Any]:
         """Those results that a captured step gives; UnsupportedError if it does not know one.

@@ -5,10 +5,10 @@ Products have eager functions of their own: all passes share a call's checked gr
 Like those of other operators they bypass the dispatcher and skip gradients that the pass does not use. A backward pass
 that is itself transformed (``torch.autograd.grad(..., is_grads_batched=True)``) uses the ops again.
 
-A loss on values and on edge gradients (energies and forces) has two terms that each read and write all weights: the
-backward of the value, and the backward of the edge gradient. Here one kernel computes both (``joint_backward``). The
-node of the edge gradient hands its cotangent to the node of the value. Autograd always runs that node later, because
-the edge gradient depends on it through an empty tensor (``link``).
+A loss on values and on first gradients (energies and forces) has two terms that each read and write all weights: the
+backward of the value, and the backward of the first gradients. Here one kernel computes both (``joint_backward``). The
+node of the first gradients hands their cotangents to the node of the value. Autograd always runs that node later,
+because the gradients depend on it through an empty tensor (``link``).
 """
 
 from __future__ import annotations
@@ -87,7 +87,7 @@ class _Forward(torch.autograd.Function):
         ctx.set_materialize_grads(False)
         ctx.graph, ctx.operator = graph, operator
         ctx.leaves = sole_leaves(x, y, w, graph, operator)
-        # Autograd pass -> list of (cotangent of the edge gradient, cotangent of the value in that gradient).
+        # Autograd pass -> list of (cotangents of the first gradients, cotangent of the value in these gradients).
         ctx.pending = {}
         return operator.run_on(graph, forward(), (x, None, y, None, w, None, None, None))["g"], link
 
@@ -105,7 +105,7 @@ class _Forward(torch.autograd.Function):
 
 def wanted_gradients(ctx: Any) -> tuple[list, str]:
     """For a value's node: the cotangents that edge gradients left in this pass, and the slots that the pass uses."""
-    left = ctx.pending.pop(torch._C._current_graph_task_id(), []) if ctx.pending else []
+    left = left_in(ctx.pending)
     return left, _needed(ctx, "xyw") if torch.is_grad_enabled() else ctx.leaves or _needed(ctx, "xyw")
 
 
@@ -136,10 +136,10 @@ class _Backward(torch.autograd.Function):
         x, y, w, g, *of_graph = ctx.saved_tensors
         graph = ctx.graph.of_saved(of_graph)
         transforming = is_transforming(*tangents)
-        if given == "y" and ("x" in wanted or "w" in wanted) and not (transforming or torch.is_grad_enabled()):
+        if _saves_passes(ctx.operator, given, wanted) and not (transforming or torch.is_grad_enabled()):
             link = ctx.next_functions[4][0]
             if link is not None and will_run(link):
-                _leave(ctx.pending, (tangents[1], g))
+                leave(ctx.pending, (tangents, g))
                 wanted = "g" if "g" in wanted else ""
         outputs = double_backward(given, wanted).live_outputs if wanted and given else ""
         if not outputs:
@@ -218,31 +218,46 @@ def _first_of(tangents: str, operands: tuple, outputs: str, graph: Graph, operat
     return operator.run_on(graph, direction, (x, None, y, None, w, None, g, None))
 
 
+def _saves_passes(operator: DirectCalls, given: str, wanted: str) -> bool:
+    """Whether the value's node had better compute second derivatives along these tangents with its first ones.
+
+    What they share is then written once, and not added up: gradients of the weights of edges are most of what is moved.
+    The tangents of the weights are read once more, by the gradient of g.
+    """
+    if given == "y" and ("x" in wanted or "w" in wanted):
+        return True
+    is_large = "w" in wanted and not operator.shared_weights and "joint_backward" not in operator.refused
+    return is_large and bool(given.replace("w", ""))
+
+
 def first_gradients(
     operator: DirectCalls, graph: Graph, xyw: tuple[Tensor, ...], g: Maybe, left: list, wanted: str
 ) -> tuple[Maybe, ...]:
-    """Gradients of the value, and those for the cotangents that edge gradients left; not differentiable further."""
-    x, y, w = xyw
-    if g is not None and left:
-        ty, of = left.pop()
-        found = operator.run_on(graph, double_backward("yg", wanted), (x, None, y, ty, w, None, of, g))
-    elif g is not None:
+    """Gradients of the value, and those for the cotangents that first gradients left; not differentiable further."""
+    if not left:
+        x, y, w = xyw
         found = operator.run_on(graph, backward(wanted), (x, None, y, None, w, None, g, None))
-    else:
-        found = {}
-    # dF/dy does not depend on y.
-    others = wanted.replace("y", "")
-    for ty, of in left if others else ():
-        more = operator.run_on(graph, backward(others), (x, None, ty, None, w, None, of, None))
-        found = found | {slot: found[slot] + grad if slot in found else grad for slot, grad in more.items()}
+        return tuple(found.get(slot) for slot in "xyw")
+    found = {}
+    for along, of in left:
+        tangents, g = (*along, g), None  # the value's gradient with the first ones
+        outputs = double_backward(PRODUCT.present(tangents), wanted).live_outputs
+        more = second_gradients((*xyw, of), tangents, outputs, graph, operator) if outputs else {}
+        found |= {slot: found[slot] + grad if slot in found else grad for slot, grad in more.items()}
     return tuple(found.get(slot) for slot in "xyw")
 
 
-def _leave(pending: dict[int, list], cotangents: tuple[Maybe, Tensor]) -> None:
+def leave(pending: dict[int, list], cotangents: tuple) -> None:
+    """Leave something for the value's node in this pass of autograd."""
     task = torch._C._current_graph_task_id()
     if len(pending) >= _KEPT_PASSES and task not in pending:
         pending.clear()
     pending.setdefault(task, []).append(cotangents)
+
+
+def left_in(pending: dict[int, list]) -> list:
+    """What was left in this pass."""
+    return pending.pop(torch._C._current_graph_task_id(), []) if pending else []
 
 
 def _needed(ctx: Any, slots: str) -> str:

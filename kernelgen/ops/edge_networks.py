@@ -23,9 +23,10 @@ from kernelgen.device import device_facts
 from kernelgen.errors import UnsupportedError
 from kernelgen.kernels.source import LaunchRule, Share, Source, included
 from kernelgen.ops import gates
+from kernelgen.ops.autograd import leave, left_in
 from kernelgen.ops.base import OPERATORS, rebuilds, resolve
-from kernelgen.ops.library import EXPORTED_SIZE, define_op, used_slots
-from kernelgen.ops.node_matrices import are_there, as_bits
+from kernelgen.ops.library import EXPORTED_SIZE, Maybe, define_op, used_slots, will_run
+from kernelgen.ops.node_matrices import C_TYPES, are_there, as_bits
 from kernelgen.runtime.call import aligned, empty
 from kernelgen.runtime.kernel import FixedKernel
 
@@ -132,52 +133,91 @@ class _Sums(torch.autograd.Function):
 
 # SiLU of hidden features of edges, in few passes over them.
 
-_KERNEL = gates.scalar_kernel(gates.SILU)
-
 
 def few_pass_silu(x: Tensor) -> Tensor:
     """SiLU, whose second derivative takes torch a dozen passes over all edges."""
-    return _Silu.apply(x) if x.requires_grad and runs_eagerly(x) else silu(x)
+    return _Silu.apply(x)[0] if x.requires_grad and runs_eagerly(x) else silu(x)
 
 
 class _Silu(torch.autograd.Function):
-    """Its gradient is one pass also where that is differentiated; torch then takes six, and twelve for the second."""
+    """Its gradient is one pass also where that is differentiated; torch then takes six, and twelve for the second.
+
+    A loss on values and on forces has two gradients by x. As in ``kernelgen.ops.autograd``, the node of the gradient
+    leaves what the second takes to the node of the value, which computes their sum.
+    """
 
     @staticmethod
-    def forward(ctx: Any, x: Tensor) -> Tensor:
-        ctx.save_for_backward(x)
-        return silu(x)
+    def forward(ctx: Any, x: Tensor) -> tuple[Tensor, Tensor]:
+        link = empty((0,), x)
+        ctx.save_for_backward(x, link)
+        ctx.set_materialize_grads(False)
+        ctx.pending = {}
+        return silu(x), link
 
     @staticmethod
     @run_eagerly("autograd calls this outside of compiled graphs, which take torch's own")
-    def backward(ctx: Any, *gradients: Tensor) -> Tensor:
-        (x,) = ctx.saved_tensors
-        if not runs_eagerly(x, gradients[0]):
-            return gradients[0] * _slope(x)
-        if torch.is_grad_enabled():
-            return _SiluGradient.apply(gradients[0], x)
-        return torch.ops.aten.silu_backward.default(gradients[0], x)
+    def backward(ctx: Any, *gradients: Maybe) -> Maybe:
+        x, link = ctx.saved_tensors
+        g, left = gradients[0], left_in(ctx.pending)
+        if g is not None and not runs_eagerly(x, g):
+            return g * _slope(x)
+        if g is not None and torch.is_grad_enabled():
+            return _SiluGradient.apply(g, x, link, ctx.pending)
+        if not left:
+            return None if g is None else torch.ops.aten.silu_backward.default(g, x)
+        found = _joint_gradient(x, g, *left[0])
+        for more in left[1:]:
+            found += _joint_gradient(x, None, *more)
+        return found
 
 
 class _SiluGradient(torch.autograd.Function):
     @staticmethod
-    def forward(ctx: Any, gradient: Tensor, x: Tensor) -> Tensor:
+    def forward(ctx: Any, gradient: Tensor, x: Tensor, link: Maybe, pending: dict[int, list] | None) -> Tensor:
         ctx.save_for_backward(gradient, x)
+        ctx.pending = pending
         return torch.ops.aten.silu_backward.default(gradient, x)
 
     @staticmethod
     @run_eagerly("autograd calls this outside of compiled graphs, which take torch's own")
-    def backward(ctx: Any, *tangents: Tensor) -> tuple[Tensor | None, ...]:
-        gradient, x = ctx.saved_tensors
-        by_gradient, by_x = ctx.needs_input_grad
-        is_plain = runs_eagerly(x, tangents[0])
-        if is_plain and by_x and gates.takes(x) and not torch.is_grad_enabled():
-            # One launch. Channels are one row each, whatever the shape.
-            rows = [one.contiguous().view(-1, 1) for one in (x, gradient, tangents[0])]
-            of_x, of_gradient = _KERNEL.second(*rows)
-            return of_gradient.view(x.shape), of_x.view(x.shape)
-        first = _SiluGradient.apply(tangents[0], x) if is_plain else tangents[0] * _slope(x)
-        return first if by_gradient else None, tangents[0] * gradient * _curvature(x) if by_x else None
+    def backward(ctx: Any, *tangents: Tensor) -> tuple[Maybe, ...]:
+        (gradient, x), (t,) = ctx.saved_tensors, tangents
+        by_gradient, by_x, *_ = ctx.needs_input_grad
+        is_plain, link = runs_eagerly(x, t), None if ctx.pending is None else ctx.next_functions[2][0]
+        if by_x and is_plain and not torch.is_grad_enabled() and link is not None and will_run(link):
+            leave(ctx.pending, (gradient, t))
+            by_x = False
+        first = None
+        if by_gradient:
+            first = _SiluGradient.apply(t, x, None, None) if is_plain else t * _slope(x)
+        return first, t * gradient * _curvature(x) if by_x else None, None, None
+
+
+def _joint_gradient(x: Tensor, c: Maybe, g: Tensor, t: Tensor) -> Tensor:
+    """``a'(x) c + a''(x) g t`` of SiLU a; c may be zero."""
+    if not gates.takes(x, _silu_sources):
+        found = t * g * _curvature(x)
+        return found if c is None else found.add_(torch.ops.aten.silu_backward.default(c, x))
+    given = [None if one is None else one.contiguous() for one in (x, c, g, t)]
+    out = empty(tuple(x.shape), x)
+    if count := x.numel():
+        pointers = [0 if one is None else one.data_ptr() for one in (*given, out)]
+        silu_kernel(x.dtype).launch(x.get_device(), -(-count // (4 * _THREADS_OF_SILU)), *pointers, count)
+    return out
+
+
+_THREADS_OF_SILU = 256
+
+
+@functools.cache
+def silu_kernel(dtype: torch.dtype) -> FixedKernel:
+    """The kernel of the joint gradient."""
+    text = f"#define REAL {C_TYPES[dtype]}\n" + included("silu_gradient.cuh")
+    return FixedKernel(Source(text, "cuda", "equitune_silu_gradient"), 6, _THREADS_OF_SILU)
+
+
+def _silu_sources(dtype: torch.dtype) -> tuple[Source, ...]:
+    return (silu_kernel(dtype).source,)
 
 
 def _slope(x: Tensor) -> Tensor:
@@ -384,7 +424,8 @@ def is_one_kernel(x: Tensor, matrices: Sequence[Tensor], training: bool = False)
     """
     rows, widths = x.shape[0], [matrix.shape[1] for matrix in matrices]
     alike = all(matrix.dtype is x.dtype and matrix.device == x.device for matrix in matrices)
-    if EXPORTED_SIZE.get() is not None and not runs_eagerly(x):
+    # torch.compile cannot read a context variable; what it compiles is never that.
+    if not torch.compiler.is_dynamo_compiling() and EXPORTED_SIZE.get() is not None and not runs_eagerly(x):
         with outside_of_traces():
             constant = alike and runs_eagerly(*matrices) and not any(matrix.requires_grad for matrix in matrices)
             fits = constant and network_fits(x.shape[1], widths)

@@ -108,14 +108,14 @@ def kernel(dtype: torch.dtype) -> FixedKernel:
     return FixedKernel(source(dtype), 12, _THREADS)
 
 
-def takes(features: Tensor) -> bool:
-    """Whether the kernel is for these features."""
-    fits = features.is_cuda and features.dtype in DTYPES
-    return fits and are_there(_sources, features.dtype, features.get_device())
-
-
 def _sources(dtype: torch.dtype) -> tuple[Source, ...]:
     return (source(dtype),)
+
+
+def takes(features: Tensor, sources: Callable[[torch.dtype], tuple[Source, ...]] = _sources) -> bool:
+    """Whether the kernel, or others with these sources, is for these features."""
+    fits = features.is_cuda and features.dtype in DTYPES
+    return fits and are_there(sources, features.dtype, features.get_device())
 
 
 def scalar_kernel(activation: int, parameter: float = 0.0) -> GateKernel:

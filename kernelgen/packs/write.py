@@ -271,11 +271,12 @@ NETWORKS = ((64, 1), (64, 2), (64, 3), (128, 1))
 
 
 def node_sources(dtype: str) -> Iterator[Source]:
-    """What happens at nodes, in float32 or float64: linear layers and products by element, gates, sums by element."""
+    """In float32 or float64: linear layers and products by element, gates, sums by element; and SiLU of edges."""
     of_torch = getattr(torch, dtype)
     yield from (matrices.source(of_torch, of_weights) for of_weights in (False, True))
     yield gates.source(of_torch)
     yield sums_source(of_torch)
+    yield networks.silu_kernel(of_torch).source
 
 
 def edge_sources() -> Iterator[Source]:

@@ -258,6 +258,7 @@ class DirectCalls(ABC):
     problem: TensorProductProblem
     is_conv: bool
     shared_weights: bool
+    refused: dict[str, str]
     # Makes the checked graph of x, y, sender, receiver, num_out and order, which all calls on it share.
     graph: Callable[..., Graph]
     _runners: dict[RunnerKey, AnyRunner]

@@ -521,6 +521,9 @@ class CapturableMace(CapturablePackage):
     def compute(self, model: Any, given: dict[str, Tensor], size: Counts, options: Mapping[str, Any]) -> dict[str, Any]:
         return model(given, **options)
 
+    def training_options(self, options: Mapping[str, Any]) -> Mapping[str, Any]:
+        return {**options, "training": True}
+
     def moving(self, model: Any, graph: AtomicGraph) -> dict[str, Tensor]:
         return {
             "positions": graph.positions,

@@ -237,7 +237,8 @@ class CapturableSevenNet(CapturablePackage):
     def compute(self, model: Any, given: dict[str, Tensor], size: Counts, options: Mapping[str, Any]) -> dict[str, Any]:
         given["edge_vec"].requires_grad_()
         data = with_energies(model, given, size.graphs)
-        (by_edge,) = torch.autograd.grad(data["inferred_total_energy"].sum(), data["edge_vec"])
+        energy, vectors = data["inferred_total_energy"].sum(), data["edge_vec"]
+        (by_edge,) = torch.autograd.grad(energy, vectors, create_graph=model.training)
         return data | forces_and_stress(model, data, by_edge, size)
 
     def moving(self, model: Any, graph: AtomicGraph) -> dict[str, Tensor]:

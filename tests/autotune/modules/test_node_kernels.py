@@ -21,7 +21,7 @@ from kernelgen.device import cuda_facts
 from kernelgen.errors import CompileError, InputError, ToolMissingError
 from kernelgen.ops import gates
 from kernelgen.ops import node_matrices as matrices
-from kernelgen.ops.edge_networks import few_pass_silu
+from kernelgen.ops.edge_networks import few_pass_silu, silu_kernel
 from kernelgen.runtime.kernel import FixedKernel
 
 
@@ -45,7 +45,7 @@ def launches(monkeypatch: pytest.MonkeyPatch) -> list[str]:
 
     monkeypatch.setattr(FixedKernel, "launch", launch)
     for part in (matrices, gates):
-        monkeypatch.setattr(part, "takes", lambda features: True)
+        monkeypatch.setattr(part, "takes", lambda *_: True)
     return found
 
 
@@ -194,10 +194,29 @@ def test_a_gate_with_an_unknown_activation_stays_composed(launches: list[str]) -
     assert not launches
 
 
-def test_second_derivatives_of_silu(launches: list[str]) -> None:
-    (x,) = draw((7, 5))
+@pytest.mark.parametrize("shape", [(7, 5), (41, 64), (0, 8)], ids=str)
+def test_second_derivatives_of_silu(shape: tuple[int, int], launches: list[str]) -> None:
+    (x,) = draw(shape)
     assert_same(few_pass_silu, silu, (x,))
-    assert launches == ["equitune_gate"]
+    assert launches == ["equitune_silu_gradient"] * (x.numel() > 0)
+
+
+def test_silu_adds_up_both_gradients_of_a_loss_on_values_and_forces(launches: list[str]) -> None:
+    """In one launch; more forces of one value, passes by turns, and third derivatives."""
+    x, a, b, c = draw(*[(41, 6)] * 4)
+
+    def gradients(run: Callable[[Tensor], Tensor], count: int) -> list[Tensor]:
+        out = run(x)
+        forces = [torch.autograd.grad(out, x, g, create_graph=True)[0] for g in (a, b)[:count]]
+        loss = (out * c).sum() + sum(((force * c).sin().sum() for force in forces), torch.zeros(()))
+        found = [torch.autograd.grad(loss, (x, a), retain_graph=True) for _ in range(2)]
+        (first,) = torch.autograd.grad(loss, x, create_graph=True)
+        return [*found[0], *found[1], *torch.autograd.grad(first.square().sum(), (x, a, c))]
+
+    for count in (1, 2):
+        launches.clear()
+        assert all(map(torch.allclose, gradients(few_pass_silu, count), gradients(silu, count)))
+        assert launches[: 2 * count] == ["equitune_silu_gradient"] * 2 * count
 
 
 def test_without_a_compiler_torch_does_it(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -236,7 +255,8 @@ def test_the_kernels_compile(dtype: torch.dtype) -> None:
         nvrtc_version()
     except ToolMissingError as error:
         pytest.skip(str(error))
-    for source in (gates.source(dtype), matrices.source(dtype, False), matrices.source(dtype, True)):
+    sources = (gates.source(dtype), matrices.source(dtype, False), matrices.source(dtype, True))
+    for source in (*sources, silu_kernel(dtype).source):
         resources = compile_source(source, cuda_facts("sm_90")).resources
         assert resources["spill_bytes"] == 0
         assert resources["registers"] <= (128 if dtype is torch.float32 else 255)

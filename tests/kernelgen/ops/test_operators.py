@@ -80,11 +80,12 @@ def test_only_needed_gradients_are_asked_for(needed: str, monkeypatch: pytest.Mo
     assert asked == ["forward:->g", f"{name[needed[0]]}:->{needed[0]}"]
     torch.autograd.grad((first * given.tensors["t" + needed[0]]).sum(), by_name[needed[-1]])
     # The cotangent 2 * out depends on the inputs too: its gradient g is needed, then one more backward. A single
-    # tangent is a forward product; that of y waits for the backward of the value and joins it.
+    # tangent is a forward product; where gradients of w are wanted, and for that of y, it waits for the backward of the
+    # value and joins it.
     if needed[-1] == needed[0]:
         assert asked[2:] == ["forward:->g", f"{name[needed[-1]]}:->{needed[-1]}"]
-    elif needed[0] == "y":
-        assert asked[2:] == ["forward:->g", f"joint_backward:yg->{needed[-1]}"]
+    elif needed[0] == "y" or needed[-1] == "w":
+        assert asked[2:] == ["forward:->g", f"joint_backward:{needed[0]}g->{needed[-1]}"]
     else:
         assert asked[2:] == [f"double_backward:{needed[0]}->{needed[-1]}g", f"{name[needed[-1]]}:->{needed[-1]}"]
 
@@ -122,6 +123,39 @@ def test_a_loss_on_value_and_edge_gradient_takes_one_joint_kernel(
     assert asked == ["forward:->g", "edge_backward:->y", last]
     for one, other in zip(found, expected, strict=True):
         torch.testing.assert_close(one, other, rtol=0, atol=1e-11)
+
+
+@pytest.mark.parametrize("operation", ["conv", "plain"])
+@pytest.mark.parametrize("along", subsets("xyw"))
+def test_gradients_of_weights_are_written_once(along: str, operation: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As in training a model: first gradients by several inputs are differentiated, and the value too."""
+    given, op = case(operation), operator(operation=operation)
+    asked: list[str] = []
+    run_on = Operator.run_on
+
+    def spy(self: Operator, graph, direction, *arguments):  # type: ignore[no-untyped-def]
+        asked.append(direction.text)
+        return run_on(self, graph, direction, *arguments)
+
+    def gradients(product) -> list[torch.Tensor]:  # type: ignore[no-untyped-def]
+        inputs = dict(zip("xyw", leaves(given), strict=True))
+        out = product(*inputs.values())
+        first = torch.autograd.grad(out.square().sum(), [inputs[slot] for slot in along], create_graph=True)
+        loss = (out * given.tensors["tg"]).sum()
+        loss = loss + sum((one * given.tensors["t" + slot]).sum() for slot, one in zip(along, first, strict=True))
+        return list(torch.autograd.grad(loss, list(inputs.values())))
+
+    expected = gradients(lambda x, y, w: reference.forward(given, x, y, w))
+    monkeypatch.setattr(Operator, "run_on", spy)
+    where = (given.sender, given.receiver) if operation == "conv" else ()
+    found = gradients(lambda x, y, w: op(x, y, w, *where, num_out=given.num_out))
+    of_w = [text for text in asked[2:] if "w" in text.partition("->")[2]]
+    if along == "w":  # the tangent of w has no part in the gradient of w
+        assert of_w == ["backward:->xyw"]
+    else:
+        assert of_w == [f"joint_backward:{along}g->xyw"]
+    for one, other in zip(found, expected, strict=True):
+        torch.testing.assert_close(one, other, rtol=0, atol=1e-10)
 
 
 def test_joint_gradients_survive_repeated_partial_and_failed_passes() -> None:
