@@ -23,7 +23,7 @@ from autotune.errors import PeerError
 from autotune.measure.operations import new_graph, order_ms
 from autotune.measure.trial import WorkloadSession, device_is_lost, free_memory, is_out_of_memory
 from autotune.measure.worker import Worker, WorkerLost
-from autotune.text import NOT_COMPARED
+from autotune.text import NOT_COMPARED, time_text
 from autotune.workload.workload import Workload, moved_bytes
 from kernelgen.kernels.knobs import Knobs
 
@@ -34,8 +34,10 @@ if TYPE_CHECKING:
 # Rows of calls to measure the host's time; fewer for a host that needs longer, or this many times the least.
 HOST_ROWS, HOST_ROWS_OF_SLOW, SLOW_HOST_US, SLOW_HOST_RATIO = 12, 3, 1000.0, 3.0
 PREPARE_LIMIT_S = 600.0
-LEFT_OUT = f"{NOT_COMPARED}: the time for comparisons was over; a longer --budget, or --peers, includes it"
+LEFT_OUT = f"{NOT_COMPARED}: {{}}; a longer --budget, or --peers, includes it"
 SAMPLE_LIMIT_S = 120.0
+# A pass of e3nn takes about so many times the one before it: double backward after backward, backward after forward.
+PASS_RATIO = 3.0
 Given = ParamSpec("Given")
 Schedules = Mapping[str, Knobs]
 
@@ -97,8 +99,9 @@ def run_comparison(
 
     seconds_each: approximate sampling time of a contender in a pass. worker: a process to reuse, so that consecutive
     comparisons share what was built; by default a new one. known_failures: contenders to skip, with the reason. copies:
-    whether to time copies of as many bytes, and the ordering of a new graph. deadline: peers that would begin after
-    this moment of ``time.monotonic``, or take until then to compile themselves, are left out, with that as their error.
+    whether to time copies of as many bytes, and the ordering of a new graph. deadline: a moment of ``time.monotonic``.
+    Passes share the time until then. Peers for which it is too short are left out, with that as their error, those that
+    compile longest first; of ours the fewest samples are taken in any case.
     """
     if worker is None:
         options: dict[str, Any] = {"seconds_each": seconds_each, "on_step": on_step, "copies": copies}
@@ -145,7 +148,8 @@ class _Comparison:
     def hold(self) -> ComparisonResult:
         with self._timed("set up"):
             build_s = self.worker.ask(PREPARE_LIMIT_S, ComparisonSession.build_seconds)
-        prepared = {name: self._prepare(name, build_s.get(name, 0.0)) for name in (*self.ours, *build_s)}
+        prepared = {name: self._prepare(name, 0.0) for name in self.ours}
+        prepared |= {name: self._prepare(name, build_s[name]) for name in sorted(build_s, key=build_s.__getitem__)}
         for name, answer in prepared.items():
             self._note_errors(name, answer)
         for which in self.passes:
@@ -179,8 +183,9 @@ class _Comparison:
 
     def _prepare(self, name: str, build_s: float) -> Answer:
         with self._timed(f"prepare {name}"):
-            if self._is_late(name, build_s):
-                return Answer(error=LEFT_OUT)
+            if self._is_late(name, build_s, self.deadline):
+                why = f"it takes up to {build_s:.0f} s to compile" if build_s else "the time for comparisons was over"
+                return Answer(error=LEFT_OUT.format(why))
             if name in self.ours:
                 return self._ask(name, "", PREPARE_LIMIT_S, ComparisonSession.prepare_ours, self.ours[name])
             return self._ask(name, "", PREPARE_LIMIT_S, ComparisonSession.prepare_peer)
@@ -206,9 +211,21 @@ class _Comparison:
             known = self.errors.setdefault(name, {}).setdefault(direction, {})
             known |= {slot: max(error, known.get(slot, 0.0)) for slot, error in errors.items()}
 
-    def _is_late(self, name: str, needed_s: float = 0.0) -> bool:
-        """Whether the time is over for a peer that needs so many seconds."""
-        return name not in self.ours and self.deadline is not None and monotonic() + needed_s >= self.deadline
+    def _is_late(self, name: str, needed_s: float, end: float | None) -> bool:
+        """Whether a peer that needs so many seconds would go on after ``end``."""
+        return name not in self.ours and end is not None and monotonic() + needed_s >= end
+
+    def _end_of(self, which: str) -> float | None:
+        """When a pass that begins now should end: those that are left share the time equally."""
+        if self.deadline is None:
+            return None
+        now = monotonic()
+        return now + max(0.0, self.deadline - now) / (len(self.passes) - self.passes.index(which))
+
+    def _known_s(self, name: str) -> float:
+        """Seconds that a contender's next warm-up takes, as far as earlier parts of the comparison tell."""
+        warm_ups = [self.seconds.get(f"warm up {name} {which}", 0.0) for which in self.passes]
+        return max(self.seconds[f"prepare {name}"], PASS_RATIO * max(warm_ups))
 
     def _compare(self, which: str, entered: Mapping[str, Answer]) -> dict[str, Result]:
         from autotune.measure.timing import timing_of
@@ -217,17 +234,21 @@ class _Comparison:
         warm: dict[str, Answer] = {}
         samples: dict[str, list[float]] = {name: [] for name in entered}
         counts: dict[str, int] = {}
+        fewest: dict[str, int] = {}
+        end = self._end_of(which)
 
         def sample(names: Iterable[str]) -> None:
             for name in names:
-                if name not in failed:
+                is_over = end is not None and monotonic() >= end and len(samples[name]) >= fewest[name]
+                if name not in failed and not is_over:
                     answer = self._ask(name, which, SAMPLE_LIMIT_S, ComparisonSession.sample)
                     failed.update({name: answer.error} if answer.error else {})
                     samples[name].append(answer.sample_us)
 
         for name in [name for name in entered if name not in failed]:
-            if self._is_late(name):
-                failed[name] = LEFT_OUT
+            sampling_s = sum(fewest[other] * warm[other].seconds for other in counts)
+            if self._is_late(name, sampling_s + self._known_s(name), end):
+                failed[name] = LEFT_OUT.format("the time for comparisons was over")
                 continue
             with self._timed(f"warm up {name} {which}"):
                 warm[name] = answer = self._ask(name, which, PREPARE_LIMIT_S, ComparisonSession.warm_up, which)
@@ -235,12 +256,15 @@ class _Comparison:
             self._note_errors(name, answer)
             least_s = min((warm[other].seconds for other in warm if other not in failed), default=0.0)
             count = samples_of(answer.seconds, self.seconds_each, name in self.ours, least_s)
+            fewest[name] = min(count, samples_of(answer.seconds, 0.0, name in self.ours))
+            if name not in failed and self._is_late(name, sampling_s + fewest[name] * answer.seconds, end):
+                failed[name] = LEFT_OUT.format(f"a call takes {time_text(1e6 * answer.seconds)}")
             if self.setting.device.startswith("cuda") and name not in self.ours and answer.seconds > SLOW_CALL_S:
                 with self._timed(f"sample slow {name} {which}"):
                     sample([name] * count)
                     self.worker.ask(SAMPLE_LIMIT_S, ComparisonSession.release, name)
             else:
-                counts |= {} if answer.error else {name: count}
+                counts |= {} if name in failed else {name: count}
         self.on_step(f"comparing {which}")
         with self._timed(f"sample {which}"):
             take_in_rounds(counts, samples, self.ours, sample)

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import dataclasses
 import itertools
+import math
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import ExitStack
 from dataclasses import dataclass
@@ -27,10 +28,11 @@ from autotune.database.maintenance import (
 )
 from autotune.database.store import Database
 from autotune.errors import ConfigError, WorkerError
-from autotune.measure.timing import LEVEL, ratio_interval
+from autotune.measure.timing import FASTER, LEVEL, SAME, SLOWER, ratio_interval, verdict
 from autotune.measure.trial import Outcome, TrialJob, TrialSetting, run_trial
 from autotune.measure.worker import Worker
 from autotune.search.study import Study
+from autotune.text import direction_name, interval_text
 from autotune.workload.config import find_problem, load_graphs
 from autotune.workload.graphs import GraphSpec, build_graph
 from autotune.workload.kinds.registry import kernel_kind
@@ -113,7 +115,7 @@ def entry_of(
     times = {name: r.timing.median_us for name, r in results.items() if name in ours and r.timing is not None}
     if "default" not in times:
         return None
-    winner, gain = winner_of(results, times)
+    winner, gain, runner_up = winner_of(results, times)
     graph = build_graph(workload.graph)
     moved = moved_bytes(workload, direction)
     return Entry(
@@ -141,6 +143,7 @@ def entry_of(
         trials=trials,
         deterministic=workload.deterministic,
         gain=gain,
+        runner_up=runner_up,
         certificate=comparison.certificates[winner][direction] | {"environment": environment},
         source=hash_of_text(
             source_text(
@@ -151,17 +154,47 @@ def entry_of(
     )
 
 
-def winner_of(results: Mapping[str, Result], times: Mapping[str, float]) -> tuple[str, dict[str, float]]:
-    """Our fastest contender if it beats the default beyond the noise, else the default; with its ``gain``.
+def winner_of(
+    results: Mapping[str, Result], times: Mapping[str, float]
+) -> tuple[str, dict[str, float], dict[str, float]]:
+    """Our fastest contender that beats the default beyond the noise, else the default; with ``gain`` and ``runner_up``.
 
-    ``gain``: speed-up over the default, with the 95% interval; empty if the default won.
+    gain: the winner's speed-up over the default, with the 95% interval; empty if the default won. runner_up: then that
+    of the fastest other. So that the default is beaten by noise in at most one of forty comparisons, each of several
+    others has to beat it at a higher level.
     """
     samples = {name: timing.samples_us for name in times if (timing := results[name].timing) is not None}
-    for name in sorted((name for name in times if name != "default"), key=lambda name: (times[name], name)):
+    others = sorted((name for name in times if name != "default"), key=lambda name: (times[name], name))
+    speed_ups = []
+    for name in others:
         low, high = ratio_interval(samples[name], samples["default"], paired=True)
-        if low > 1.0:
-            return name, {"ratio": times["default"] / times[name], "low": low, "high": high, "level": LEVEL}
-    return "default", {}
+        speed_ups.append({"ratio": times["default"] / times[name], "low": low, "high": high, "level": LEVEL})
+        strict = 1 - (1 - LEVEL) / len(others)
+        if low > 1.0 and ratio_interval(samples[name], samples["default"], strict, paired=True)[0] > 1.0:
+            return name, speed_ups[-1], {}
+    return "default", {}, {} if not speed_ups or math.isinf(speed_ups[0]["high"]) else speed_ups[0]
+
+
+def verdict_of(entry: Entry) -> str:
+    """Whether the published schedule is faster than the default, or the default confirmed, by intervals alone."""
+    if entry.gain:
+        return f"{FASTER} than the default"
+    second = entry.runner_up
+    if not second and entry.trials.get("ok", 0) < 2:
+        return "only the default was tried"
+    is_clear = not second or verdict((second["low"], second["high"])) in (SAME, SLOWER)
+    return "default confirmed" if is_clear else "unclear, so the default stays"
+
+
+def gained(entries: Iterable[Entry]) -> str:
+    """What was gained over the default, in one line: a speed-up with its interval, or none."""
+    entries = list(entries)
+    several = len({entry.label for entry in entries}) > 1
+    parts: dict[str, list[str]] = {}
+    for entry in entries:
+        name = f"{entry.label} {direction_name(entry.direction)}" if several else direction_name(entry.direction)
+        parts.setdefault(verdict_of(entry), []).append(f"{name} {interval_text(entry.gain)}" if entry.gain else name)
+    return "; ".join(f"{what}: {', '.join(names)}" for what, names in parts.items())
 
 
 def trials_record(study: Study, results_dir: Path, seed: int) -> dict[str, Any]:
