@@ -235,6 +235,7 @@ class _Comparison:
         samples: dict[str, list[float]] = {name: [] for name in entered}
         counts: dict[str, int] = {}
         fewest: dict[str, int] = {}
+        conditions: dict[str, Answer] = {}
         end = self._end_of(which)
 
         def sample(names: Iterable[str]) -> None:
@@ -262,18 +263,25 @@ class _Comparison:
             if self.setting.device.startswith("cuda") and name not in self.ours and answer.seconds > SLOW_CALL_S:
                 with self._timed(f"sample slow {name} {which}"):
                     sample([name] * count)
+                    conditions[name] = self._ask(name, which, SAMPLE_LIMIT_S, ComparisonSession.conditions)
                     self.worker.ask(SAMPLE_LIMIT_S, ComparisonSession.release, name)
             else:
                 counts |= {} if name in failed else {name: count}
         self.on_step(f"comparing {which}")
         with self._timed(f"sample {which}"):
             take_in_rounds(counts, samples, self.ours, sample)
+        for name in [name for name in counts if name not in failed]:
+            conditions[name] = self._ask(name, which, SAMPLE_LIMIT_S, ComparisonSession.conditions)
         with self._timed(f"host {which}"):
             host_us = self._host_times(which, {name: warm[name] for name in warm if name not in failed})
         return {
             name: Result(error=failed[name])
             if name in failed
-            else Result(timing_of(samples[name]), "", warm[name].memory_bytes, host_us.get(name))
+            else Result(
+                timing_of(samples[name], conditions=conditions[name].conditions),
+                memory_bytes=warm[name].memory_bytes,
+                host_us=host_us.get(name),
+            )
             for name in entered
         }
 
@@ -394,7 +402,8 @@ class Answer:
 
     seconds: time of one warm call. sample_us: of one cold call. memory_bytes: peak memory of one call (GPU only).
     host_us: until a call returns (GPU and small graphs only). certificates: of our kernels, by direction, see
-    :func:`autotune.measure.trial.certify`. device_lost: nothing more can run in that process.
+    :func:`autotune.measure.trial.certify`. conditions: of the machine while it was sampled. device_lost: nothing more
+    can run in that process.
     """
 
     seconds: float = 0.0
@@ -404,6 +413,7 @@ class Answer:
     errors: dict[str, dict[str, float]] = field(default_factory=dict)
     resources: dict[str, dict[str, Any]] = field(default_factory=dict)
     certificates: dict[str, dict[str, Any]] = field(default_factory=dict)
+    conditions: Mapping[str, Any] = field(default_factory=dict)
     error: str = ""
     device_lost: bool = False
 
@@ -497,12 +507,14 @@ class ComparisonSession(WorkloadSession):
         self.samplers[name] = sampler
         # On small graphs the host's time may dominate, so it is measured too, but only beside peers.
         by_host = sampler.device.type == "cuda" and self.is_small and self.peers
-        return Answer(
+        answer = Answer(
             seconds=seconds,
             memory_bytes=sampler.peak_bytes(),
             host_us=sampler.host_row_us(seconds) if by_host else None,
             errors=getattr(self.contenders[name], "errors", {}),
         )
+        sampler.conditions()  # from here on
+        return answer
 
     @of_contender
     def sample(self, name: str) -> Answer:
@@ -515,6 +527,11 @@ class ComparisonSession(WorkloadSession):
                 "the end, with pauses of the device"
             )
         return Answer(sample_us=sample_us)
+
+    @of_contender
+    def conditions(self, name: str) -> Answer:
+        """What the machine did since the contender was warmed up."""
+        return Answer(conditions=self.samplers[name].conditions().to_dict())
 
     @of_contender
     def host_row(self, name: str, seconds: float) -> Answer:

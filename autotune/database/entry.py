@@ -35,7 +35,7 @@ GAIN = dict.fromkeys(("ratio", "low", "high", "level"), "float")
 CERTIFICATE = {"bitwise": "bool", "equivariance": "float", "edges": "int", "environment": "str"}
 _TRIALS_FILE = re.compile(r"trials/[^\W_]([^\W_]|-){0,99}/[A-Za-z0-9_.-]{1,200}\.jsonl")
 # Omitted from files when empty.
-OPTIONAL = ("source", "gain", "certificate", "checked", "runner_up")
+OPTIONAL = ("source", "gain", "certificate", "checked", "runner_up", "conditions")
 
 
 @dataclass(frozen=True)
@@ -51,6 +51,7 @@ class Entry:
     gain: speed-up ``ratio`` over the default with the interval ``low`` to ``high`` at ``level``; empty if the default
         won.
     runner_up: then the same of the fastest other schedule.
+    conditions: of the machine meanwhile (:mod:`autotune.measure.conditions`); ``noise``: why not to trust the times.
     certificate: ``bitwise`` (two runs gave the same bits), ``equivariance`` (relative error), ``edges`` (number checked
         for errors), ``environment`` (hash of software and driver versions). Empty, or without ``equivariance``, where
         it was not measured: ``equitune db verify`` measures it.
@@ -89,6 +90,7 @@ class Entry:
     certificate: Mapping[str, Any] = dataclasses.field(default_factory=dict)
     checked: Mapping[str, Any] = dataclasses.field(default_factory=dict)
     runner_up: Mapping[str, Any] = dataclasses.field(default_factory=dict)
+    conditions: Mapping[str, Any] = dataclasses.field(default_factory=dict)
 
     def __post_init__(self) -> None:
         # The tuner passes a schedule object, files hold its data: both are accepted.

@@ -14,15 +14,17 @@ import itertools
 import math
 import statistics
 import time
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 
+from autotune.measure.conditions import Conditions, Watch, waited_ns
 from kernelgen.errors import InputError
 
 MIN_SAMPLES = 10
@@ -45,13 +47,17 @@ PEAK_CALLS, PEAK_PAUSE_S = 3, 1e-3
 # launched all of it, several times in a row. A single time may be a delay of the host, and all contenders should
 # wait equally. cuEquivariance's host takes 39 ms for one force step of a large contraction.
 LEAD_CYCLES, LEAD_S, MAX_LEAD_CYCLES, LEAD_ATTEMPTS = 2_000_000, 1e-3, 256_000_000, 3
+# A sample is disturbed if threads waited for a core longer than this share of it. So many disturbed samples of one
+# callable are taken again at most, in so many seconds; after a pause if a GPU is throttled.
+WAITED_SHARE, MOST_RETAKEN, RETAKEN_S, THROTTLED_PAUSE_S = 0.02, 20, 0.3, 0.05
 
 
 @dataclass(frozen=True)
 class Timing:
     """``clocks`` is the SM clock in MHz while sampling (least, median, most), None if NVML does not report it.
 
-    ``cut`` marks a candidate given up early, with a median of fewer than ``MIN_SAMPLES`` samples.
+    ``cut`` marks a candidate given up early, with a median of fewer than ``MIN_SAMPLES`` samples. ``conditions`` are
+    those of the machine meanwhile, as :class:`autotune.measure.conditions.Conditions` stores them.
     """
 
     median_us: float
@@ -60,6 +66,7 @@ class Timing:
     samples_us: tuple[float, ...]
     clocks: dict[str, Any] | None
     cut: bool
+    conditions: Mapping[str, Any] = field(default_factory=dict)
 
     def to_dict(self) -> dict[str, Any]:
         return {
@@ -67,16 +74,22 @@ class Timing:
             "q1_us": self.q1_us,
             "q3_us": self.q3_us,
             "samples_us": list(self.samples_us),
+            **({"conditions": dict(self.conditions)} if self.conditions else {}),
         }
 
 
-def timing_of(samples_us: list[float], clocks: dict[str, Any] | None = None, cut: bool = False) -> Timing:
+def timing_of(
+    samples_us: list[float],
+    clocks: dict[str, Any] | None = None,
+    cut: bool = False,
+    conditions: Mapping[str, Any] = MappingProxyType({}),
+) -> Timing:
     """Median and quartiles of raw samples, rounded to a nanosecond."""
     rounded = [round(sample, 3) for sample in samples_us]
     if len(rounded) == 1:
-        return Timing(rounded[0], rounded[0], rounded[0], tuple(rounded), clocks, cut)
+        return Timing(rounded[0], rounded[0], rounded[0], tuple(rounded), clocks, cut, dict(conditions))
     q1, median, q3 = (round(cut_point, 3) for cut_point in statistics.quantiles(rounded, n=4, method="inclusive"))
-    return Timing(median, q1, q3, tuple(rounded), clocks, cut)
+    return Timing(median, q1, q3, tuple(rounded), clocks, cut, dict(conditions))
 
 
 def relative_half_width(samples_us: list[float]) -> float:
@@ -129,6 +142,10 @@ class Sampler:
         self._cold_code = cold_code and self.device.type == "cuda"
         self._lead_cycles = LEAD_CYCLES
         self.late = False
+        self.watch = Watch(self.device)
+        # Samples taken, those taken again, and those kept although they were disturbed.
+        self._taken = self._retaken = self._disturbed = 0
+        self._retaken_s = 0.0
 
     def warm_up(
         self, min_calls: int = 2, seconds: float = 0.05, max_calls: int = 100, max_seconds: float = math.inf
@@ -152,8 +169,26 @@ class Sampler:
         return last
 
     def take(self, count: int) -> list[float]:
-        """``count`` samples in microseconds."""
+        """``count`` samples in microseconds; those that something disturbs are taken again, within a limit."""
         return self._take_cuda(count) if self.device.type == "cuda" else [self._take_host() for _ in range(count)]
+
+    def conditions(self) -> Conditions:
+        """What disturbed the samples since the last call of this."""
+        found = self.watch.read(self._retaken, self._disturbed / max(1, self._taken))
+        self._taken = self._retaken = self._disturbed = 0
+        self._retaken_s = 0.0
+        return found
+
+    def _keeps(self, samples_us: list[float], is_disturbed: bool) -> bool:
+        """Whether to keep new samples: undisturbed ones, and others once enough have been taken again."""
+        count = len(samples_us)
+        if is_disturbed and self._retaken < MOST_RETAKEN and self._retaken_s < RETAKEN_S:
+            self._retaken += count
+            self._retaken_s += sum(samples_us) * 1e-6
+            return False
+        self._taken += count
+        self._disturbed += count * is_disturbed
+        return True
 
     def peak_bytes(self) -> int | None:
         """Device memory that one call takes beyond what was allocated before, results included; None on a CPU.
@@ -201,16 +236,24 @@ class Sampler:
             self._buffer.add_(1.0)
 
     def _take_host(self) -> float:
-        self._evict()
-        start = time.perf_counter_ns()
-        self.call()
-        return (time.perf_counter_ns() - start) / 1e3
+        while True:
+            self._evict()
+            waited, start = waited_ns(), time.perf_counter_ns()
+            self.call()
+            passed = time.perf_counter_ns() - start
+            if self._keeps([passed / 1e3], waited_ns() - waited > WAITED_SHARE * passed):
+                return passed / 1e3
 
     def _take_cuda(self, count: int) -> list[float]:
-        with torch.cuda.device(self.device):
-            pairs = [self._queue_sample() for _ in range(count)]
-        self._synchronize()
-        return [start.elapsed_time(end) * 1e3 for start, end in pairs]
+        while True:
+            with torch.cuda.device(self.device):
+                pairs = [self._queue_sample() for _ in range(count)]
+            is_throttled = self.watch.glance()
+            self._synchronize()
+            samples = [start.elapsed_time(end) * 1e3 for start, end in pairs]
+            if self._keeps(samples, is_throttled):
+                return samples
+            time.sleep(THROTTLED_PAUSE_S)
 
     def _queue_sample(self) -> tuple[torch.cuda.Event, torch.cuda.Event]:
         """The events around a call, launched before the device reached it if the longest wait suffices for that."""
@@ -268,19 +311,22 @@ def time_callable(
     """
     sampler = Sampler(call, device, cold_cache, cold_code)
     sampler.warm_up(seconds=WARM_UP_S[sampler.device.type])
+    sampler.conditions()
     begin = time.perf_counter()
     samples: list[float] = []
     readings: list[int | None] = []
+    is_cut = False
     while len(samples) < max_samples:
         samples += sampler.take(FIRST_LOOK if len(samples) < FIRST_LOOK else min(5, max_samples - len(samples)))
         readings.append(sm_clock_mhz(device))
         if hopeless_us is not None and statistics.median(samples) > hopeless_us:
-            return timing_of(samples, clock_summary(readings), cut=len(samples) < min_samples)
+            is_cut = len(samples) < min_samples
+            break
         if len(samples) < min_samples:
             continue
         if time.perf_counter() - begin > max_seconds or relative_half_width(samples) < PRECISION:
             break
-    return timing_of(samples, clock_summary(readings))
+    return timing_of(samples, clock_summary(readings), is_cut, sampler.conditions().to_dict())
 
 
 def copy_us(device: torch.device | str, moved: int) -> float:
@@ -314,7 +360,7 @@ def copy_bandwidth(device: torch.device | str) -> float:
 LEVEL = 0.95
 RESAMPLES = 2000
 TOLERANCE = 0.02
-FASTER, SLOWER, SAME, UNCLEAR = VERDICTS = ("faster", "slower", "same", "unclear")
+FASTER, SLOWER, SAME, UNCLEAR = VERDICTS = ("faster", "slower", "level", "unclear")
 
 
 def ratio_interval(
@@ -346,7 +392,7 @@ def ratio_interval(
 
 
 def verdict(interval: tuple[float, float], tolerance: float = TOLERANCE) -> str:
-    """``faster`` or ``slower`` (ours) beyond the tolerance, ``same`` within it, else ``unclear``.
+    """``faster`` or ``slower`` (ours) beyond the tolerance, ``level`` within it, else ``unclear``.
 
     The tolerance is a factor: with 0.02, ratios from 1 / 1.02 to 1.02 are the same. So exchanging the sides only
     exchanges faster and slower.

@@ -144,6 +144,7 @@ def entry_of(
         deterministic=workload.deterministic,
         gain=gain,
         runner_up=runner_up,
+        conditions=timing.conditions if (timing := results[winner].timing) is not None else {},
         certificate=comparison.certificates[winner][direction] | {"environment": environment},
         source=hash_of_text(
             source_text(
@@ -194,7 +195,9 @@ def gained(entries: Iterable[Entry]) -> str:
     for entry in entries:
         name = f"{entry.label} {direction_name(entry.direction)}" if several else direction_name(entry.direction)
         parts.setdefault(verdict_of(entry), []).append(f"{name} {interval_text(entry.gain)}" if entry.gain else name)
-    return "; ".join(f"{what}: {', '.join(names)}" for what, names in parts.items())
+    lines = [f"{what}: {', '.join(names)}" for what, names in parts.items()]
+    noise = [str(entry.conditions["noise"]) for entry in entries if entry.conditions.get("noise")]
+    return "; ".join([*lines, *[f"not at rest: {text}; compare again later" for text in noise[-1:]]])
 
 
 def trials_record(study: Study, results_dir: Path, seed: int) -> dict[str, Any]:

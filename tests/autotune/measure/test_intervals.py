@@ -64,7 +64,7 @@ def test_too_few_samples_say_nothing(level: float, enough: int) -> None:
 @pytest.mark.parametrize(
     ("interval", "said"),
     [
-        ((1.03, 1.2), "faster"), ((0.5, 0.97), "slower"), ((0.99, 1.01), "same"), ((1.0, 1.0), "same"),
+        ((1.03, 1.2), "faster"), ((0.5, 0.97), "slower"), ((0.99, 1.01), "level"), ((1.0, 1.0), "level"),
         ((1.01, 1.03), "unclear"), ((0.97, 0.99), "unclear"), ((0.9, 1.1), "unclear"), ((1.02, 1.03), "unclear"),
     ],
 )  # fmt: skip
@@ -75,7 +75,7 @@ def test_verdicts(interval: tuple[float, float], said: str) -> None:
 
 
 def test_a_wider_tolerance_calls_more_the_same() -> None:
-    assert verdict((1.03, 1.04)) == "faster" and verdict((1.03, 1.04), 0.05) == "same"
+    assert verdict((1.03, 1.04)) == "faster" and verdict((1.03, 1.04), 0.05) == "level"
 
 
 @pytest.mark.parametrize("bad", [[], [1.0, math.nan], [1.0, math.inf], [1.0, 0.0], [-1.0], [[1.0, 2.0]]])
