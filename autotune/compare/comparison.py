@@ -323,7 +323,7 @@ class _Comparison:
 # How many samples each contender of a comparison gets, and in which order.
 
 OUR_MIN_SAMPLES = 10
-PEER_MIN_SAMPLES = 5
+PEER_MIN_SAMPLES = 6  # the fewest that give a 95% interval
 # A peer whose call takes longer needs fewer samples. On a GPU it is also sampled alone and then released, because what
 # e3nn keeps for a large graph leaves no room for the others.
 SLOW_CALL_S, SLOW_MIN_SAMPLES = 0.05, 3

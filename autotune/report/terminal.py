@@ -55,7 +55,10 @@ def _print(console: Console, data: DeviceData) -> None:
             text.MISSING if worst is None else text.error_text(worst.error),
         )
     console.print(table)
-    console.print("vs: speed-up over it; floor: traffic floor / tuned time; error: largest relative error", style="dim")
+    console.print(
+        "vs: speed-up over it (95% interval); floor: traffic floor / tuned time; error: largest relative error",
+        style="dim",
+    )
 
 
 def _short(name: str) -> str:
@@ -67,4 +70,10 @@ def _ratio(row: SuiteRow, name: str) -> str:
     if name not in row.times:
         return text.MISSING
     time_us = row.times[name]
-    return text.without_time(row.reason(name)) if math.isnan(time_us) else text.ratio_text(time_us / row.time_us)
+    if math.isnan(time_us):
+        return text.without_time(row.reason(name))
+    if name == text.DEFAULT and row.default_schedule == row.record.get("schedule"):
+        return "default"
+    interval = row.stored_interval(name)
+    within = "" if interval is None else " ({}\N{EN DASH}{})".format(*map(text.significant, interval))
+    return text.ratio_text(time_us / row.time_us) + within

@@ -58,6 +58,7 @@ def publish(
     seconds_each: float = 2.0,
     worker: Worker | None = None,
     on_step: Callable[[str], None] = lambda text: None,
+    on_failure: Callable[[str], None] = lambda text: None,
 ) -> list[Entry]:
     """Compare the best of ``studies`` (by direction) with the default and the peers; store and return the entries.
 
@@ -78,7 +79,7 @@ def publish(
         trials = trials_record(studies[direction], results_dir, seed)
         entry = entry_of(workload, direction, facts, ours, comparison, trials, software, environment)
         if entry is None:
-            on_step(f"{workload.label} {direction}: not published, {comparison.results['default'][direction].error}")
+            on_failure(f"{direction}: not published, {comparison.results['default'][direction].error}")
             continue
         database.put(entry)
         entries.append(entry)
@@ -130,7 +131,7 @@ def entry_of(
         schedule=ours[winner][direction].to_dict(),
         **_times(results[winner]),  # type: ignore[arg-type]
         default={"schedule": ours["default"][direction].to_dict(), **_times(results["default"])},
-        peers={name: result.summary() for name, result in results.items() if name not in ours},
+        peers={name: _peer(result, results[winner]) for name, result in results.items() if name not in ours},
         errors=comparison.errors[winner][direction],
         tolerance=workload.tolerance,
         bytes=moved,
@@ -204,6 +205,14 @@ def trials_record(study: Study, results_dir: Path, seed: int) -> dict[str, Any]:
     ok = sum(line["state"] == "ok" for line in study.finished.values())
     file = study.path.relative_to(results_dir).as_posix()
     return {"file": file, "count": len(study.finished), "ok": ok, "sampler": study.sampler, "seed": seed}
+
+
+def _peer(theirs: Result, ours: Result) -> dict[str, Any]:
+    """A peer's times, with the interval ``low`` to ``high`` of their ratio to ours where there are enough samples."""
+    if theirs.timing is None or ours.timing is None:
+        return theirs.summary()
+    low, high = ratio_interval(ours.timing.samples_us, theirs.timing.samples_us, paired=True)
+    return theirs.summary() | ({"low": low, "high": high} if math.isfinite(high) else {})
 
 
 def _times(result: Result) -> dict[str, float]:

@@ -97,6 +97,7 @@ def tune(
     entries: list[Entry] = []
     with Progress(console, tuner) as progress, WorkerPairs(settings.device) as pairs:
         time_budget = TimeBudget(settings.budget_s, len(workloads))
+        progress.end = None if settings.budget_s is None else time_budget.begin + settings.budget_s
         problems = list(dict.fromkeys(workload.problem for workload in workloads))
         nearest = {problem: tuple(problems[number : number + 2]) for number, problem in enumerate(problems)}
         jobs = deque(_Job(each, settings, pairs, nearest[each.problem], progress, fewest_trials) for each in workloads)
@@ -212,7 +213,8 @@ class _Job:
             deadline=None if settings.with_peers else self.end,
             seconds_each=settings.seconds_each,
             worker=pair.comparing,
-            on_step=lambda text: self.progress.note(f"{self.workload.label}: {text}"),
+            on_step=lambda text: self.progress.step(f"{self.workload.label}: {text}"),
+            on_failure=lambda text: self.progress.note(f"{self.workload.label} {text}"),
         )
         pair.rest()
         return entries
@@ -233,6 +235,7 @@ class _Job:
                     continue
                 if worker is None:
                     # Its imports and references take about ten seconds. Meanwhile the first kernels compile here.
+                    self.progress.step(f"{workload.label}: starting a process")
                     begin, worker = time.monotonic(), pair.search(workload)
                     self.pairs.launch(*self.problems)
                     if cuda:
@@ -347,7 +350,7 @@ def search_direction(
 ) -> str:
     """Search one direction; returns why it ended. ``deadline``, ``fewest``: as for ``search``."""
     measure = Measurer(worker, direction, SAMPLING_S[settings.facts.backend])
-    progress.start(f"{workload.label} {direction}", study, settings.trials, deadline)
+    progress.start(f"{workload.label} {direction}", study, settings.trials)
     end = search(
         study,
         lambda schedule: compile_ahead(study.space, schedule),
