@@ -364,10 +364,13 @@ def take_in_rounds(
 
 
 def interleaved(counts: Mapping[str, int]) -> Iterable[str]:
-    """Names in sampling order: as many rounds as the largest count, with each name spread evenly over them."""
+    """Names in sampling order: as many rounds as the largest count, with each name spread evenly over them.
+
+    Every second round is in the opposite order, so that nobody always comes after the same one.
+    """
     rounds = max(counts.values(), default=0)
     for turn in range(rounds):
-        for name, count in counts.items():
+        for name, count in list(counts.items())[:: -1 if turn % 2 else 1]:
             if (turn + 1) * count // rounds > turn * count // rounds:
                 yield name
 

@@ -79,7 +79,7 @@ def publish(
         trials = trials_record(studies[direction], results_dir, seed)
         entry = entry_of(workload, direction, facts, ours, comparison, trials, software, environment)
         if entry is None:
-            on_failure(f"{direction}: not published, {comparison.results['default'][direction].error}")
+            on_failure(f"{workload.label} {direction}: not published, {comparison.results['default'][direction].error}")
             continue
         database.put(entry)
         entries.append(entry)

@@ -214,7 +214,7 @@ class _Job:
             seconds_each=settings.seconds_each,
             worker=pair.comparing,
             on_step=lambda text: self.progress.step(f"{self.workload.label}: {text}"),
-            on_failure=lambda text: self.progress.note(f"{self.workload.label} {text}"),
+            on_failure=self.progress.note,
         )
         pair.rest()
         return entries

@@ -2,17 +2,20 @@
 
     python tests/tools/same_kernel.py --comparisons 200 --spinning 2
 
-Three rules judge the same samples: medians that differ by more than 2%, an interval above 1 for any of the candidates,
-and what is published (``winner_of``). One line each says how often the kernel beat itself.
+Several rules judge the same samples, for one the bootstrap of the ratio of medians that was published until the
+interval of the rounds' ratios. One line each says in how many comparisons it claimed a difference.
 """
 
 from __future__ import annotations
 
 import argparse
 import sys
+from collections.abc import Sequence
 from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
+
+import numpy as np
 
 from autotune.compare.comparison import ComparisonSetting, _Comparison
 from autotune.measure.timing import FASTER, SLOWER, ratio_interval, verdict
@@ -37,35 +40,53 @@ class InThisProcess:
         return method(self.session, *given)
 
 
-def judged(count: int, candidates: int, seconds: float, config: str) -> list[dict[str, bool]]:
-    """By rule, whether a kernel beat itself, for each of ``count`` comparisons with ``candidates`` others."""
+def judge(count: int, candidates: int, seconds: float, config: str) -> None:
+    """Print by rule how often a kernel differed from itself, in ``count`` comparisons with ``candidates`` others."""
     (workload,) = [w for w in load_config(config, "cpu").workloads if DIRECTION in w.directions][:1]
     setting = ComparisonSetting(workload, "cpu", peers=())
     session = setting.open()
     schedule = session.kind.space(workload, DIRECTION, device_facts("cpu")).default
     ours = {name: {DIRECTION: schedule} for name in ("default", *(f"candidate {n}" for n in range(1, candidates + 1)))}
-    found = []
+    found: list[dict[str, bool]] = []
     worker: Any = InThisProcess(session)
     compared = _Comparison(worker, setting, (DIRECTION,), ours, seconds, lambda text: None)
     prepared = {name: compared._prepare(name, 0.0) for name in ours}
-    for _ in range(count):
+    for number in range(1, count + 1):
         results = compared._compare(DIRECTION, prepared)
         session.release()
         times = {name: result.timing for name, result in results.items() if result.timing is not None}
         samples, medians = ({name: getattr(t, key) for name, t in times.items()} for key in ("samples_us", "median_us"))
         default = samples.pop("default")
         intervals = [ratio_interval(sample, default, paired=True) for sample in samples.values()]
+        former = [bootstrap(sample, default) for sample in samples.values()]
         ratios = [medians["default"] / medians[name] for name in samples]
         found.append(
             {
                 "medians apart by 2%": any(not 1 / 1.02 <= ratio <= 1.02 for ratio in ratios),
-                "an interval above 1": any(low > 1 for low, _ in intervals),
-                "verdict faster or slower": verdict(intervals[0]) in (FASTER, SLOWER),
+                "bootstrap: faster or slower": verdict(former[0]) in (FASTER, SLOWER),
+                "bootstrap: published as a gain": any(low > 1 for low, _ in former),
+                "faster or slower": verdict(intervals[0]) in (FASTER, SLOWER),
                 "published as a gain": winner_of(results, medians)[0] != "default",
                 "noise noted": any("noise" in t.conditions for t in times.values()),
             }
         )
-    return found
+        if number % 25 == 0 or number == count:
+            tell(found)
+
+
+def bootstrap(ours: Sequence[float], theirs: Sequence[float]) -> tuple[float, float]:
+    """The 95% interval of the ratio of medians by resampled rounds."""
+    rounds = min(len(ours), len(theirs))
+    drawn = np.random.default_rng(0).integers(0, rounds, (2000, rounds))
+    below, above = (np.median(np.asarray(side[:rounds])[drawn], axis=1) for side in (ours, theirs))
+    low, high = np.quantile(above / below, [0.025, 0.975])
+    return float(low), float(high)
+
+
+def tell(found: list[dict[str, bool]]) -> None:
+    for rule in found[0]:
+        count = sum(one[rule] for one in found)
+        print(f"{rule}: {count} of {len(found)} ({count / len(found):.1%})", flush=True)
 
 
 def main() -> None:
@@ -79,10 +100,7 @@ def main() -> None:
     with ExitStack() as stack:
         if given.spinning:
             stack.enter_context(spinning(given.spinning))
-        found = judged(given.comparisons, given.candidates, given.seconds, given.config)
-    for rule in found[0]:
-        count = sum(one[rule] for one in found)
-        print(f"{rule}: {count} of {len(found)} ({count / len(found):.1%})")
+        judge(given.comparisons, given.candidates, given.seconds, given.config)
 
 
 if __name__ == "__main__":

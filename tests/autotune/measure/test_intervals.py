@@ -74,6 +74,19 @@ def test_verdicts(interval: tuple[float, float], said: str) -> None:
     assert verdict((1 / interval[1], 1 / interval[0])) == exchanged
 
 
+def test_a_kernel_is_not_faster_than_itself_however_noisy_the_machine() -> None:
+    """Ten rounds of heavy tails, in bursts that last for several rounds: 5% of the intervals may leave out 1."""
+    random = np.random.default_rng(7)
+    claims = 0
+    for _ in range(1000):
+        burst = np.repeat(random.pareto(0.8, 4) + 1, 3)[:10]
+        ours, theirs = burst * (random.pareto(1.0, (2, 10)) + 1)
+        low, high = ratio_interval(ours, theirs, paired=True)
+        claims += not low <= 1 <= high
+    assert 0 < claims <= 50
+    assert ratio_interval([1.0] * 6, [2.0] * 6, paired=True) == (2.0, 2.0)
+
+
 def test_a_wider_tolerance_calls_more_the_same() -> None:
     assert verdict((1.03, 1.04)) == "faster" and verdict((1.03, 1.04), 0.05) == "level"
 

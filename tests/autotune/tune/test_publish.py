@@ -166,7 +166,9 @@ def publish_of(result: ComparisonResult, tmp_path: Path, monkeypatch: pytest.Mon
     studies = {name: study(folder / f"{name}.jsonl", SECOND, BEST) for name in ("forward", "backward")}
     studies["double_backward"] = study(tmp_path / "trials" / "none")
     database = Database.load(path, device_record(FACTS))
-    made = publish(WORK, studies, "cpu", database, tmp_path, 5, with_peers=False, seconds_each=0.5, on_step=said.append)
+    made = publish(
+        WORK, studies, "cpu", database, tmp_path, 5, with_peers=False, seconds_each=0.5, on_failure=said.append
+    )
     stored = {each.direction: each for each in read_table(path).by_identity.values()}
     assert stored == {each.direction: each for each in made}
     ((setting, passes, ours, seconds_each),) = asked
