@@ -179,12 +179,14 @@ def misses(
     reports: options.Reports = None,
 ) -> None:
     """Tune what running models asked for and did not find."""
+    begin = time.monotonic()
     seconds = checked(budget, trials, sampler, seed, patience)
     search = {"trials": trials, "sampler": sampler, "storage": storage, "seed": seed, "patience": patience}
     search["with_peers"] = peers
     from autotune.tune.model import DEFAULT_BUDGET_S, tune_misses
 
-    on, folder, limit_s = options.resolve_device(device), options.results_folder(results), seconds or DEFAULT_BUDGET_S
+    on, folder = options.resolve_device(device), options.results_folder(results)
+    limit_s = what_is_left(seconds or DEFAULT_BUDGET_S, begin)
     _conclude(lambda _: tune_misses(on, limit_s, search, folder, on_found=_say_what_is_left), on, folder, reports)
 
 

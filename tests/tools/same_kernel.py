@@ -4,6 +4,10 @@
 
 Several rules judge the same samples, for one the bootstrap of the ratio of medians that was published until the
 interval of the rounds' ratios. One line each says in how many comparisons it claimed a difference.
+
+Measured on two cores of an AMD EPYC with a load of 9 to 20, 200 comparisons of the kernel of ``quick`` with itself:
+faster or slower 4 (2.0%), published as a gain 3 (1.5%), noise noted in all. With the same order in every round the
+bootstrap claimed 83 (41.5%) and would have published 44 (22%); in rounds of alternating order 2 and 1.
 """
 
 from __future__ import annotations
