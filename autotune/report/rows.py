@@ -280,6 +280,11 @@ class SuiteRow:
         low, high = number(kept.get("low")), number(kept.get("high"))
         return None if math.isnan(low) or math.isnan(high) else (low, high)
 
+    def stored_count(self, contender: str) -> int | None:
+        """Of samples too few for an interval, as an entry keeps it; None if it does not."""
+        kept = self._timing(contender).get("samples")
+        return kept if isinstance(kept, int) else None
+
     def schedules(self, contender: str) -> dict[str, dict[str, Any]]:
         """Direction -> knobs."""
         return _by_direction(self.record.get("schedules"), contender)

@@ -75,5 +75,7 @@ def _ratio(row: SuiteRow, name: str) -> str:
     if name == text.DEFAULT and row.default_schedule == row.record.get("schedule"):
         return "default"
     interval = row.stored_interval(name)
-    within = "" if interval is None else " ({}\N{EN DASH}{})".format(*map(text.significant, interval))
-    return text.ratio_text(time_us / row.time_us) + within
+    ratio, few = text.ratio_text(time_us / row.time_us), row.stored_count(name)
+    if interval is None:
+        return ratio if few is None else f"{ratio} ({few} samples)"
+    return f"{ratio} ({text.significant(interval[0])}\N{EN DASH}{text.significant(interval[1])})"

@@ -208,11 +208,13 @@ def trials_record(study: Study, results_dir: Path, seed: int) -> dict[str, Any]:
 
 
 def _peer(theirs: Result, ours: Result) -> dict[str, Any]:
-    """A peer's times, with the interval ``low`` to ``high`` of their ratio to ours where there are enough samples."""
+    """A peer's times, with the interval ``low`` to ``high`` of their ratio to ours, or how many samples are too few."""
     if theirs.timing is None or ours.timing is None:
         return theirs.summary()
     low, high = ratio_interval(ours.timing.samples_us, theirs.timing.samples_us, paired=True)
-    return theirs.summary() | ({"low": low, "high": high} if math.isfinite(high) else {})
+    return theirs.summary() | (
+        {"low": low, "high": high} if math.isfinite(high) else {"samples": len(theirs.timing.samples_us)}
+    )
 
 
 def _times(result: Result) -> dict[str, float]:

@@ -202,6 +202,7 @@ def test_the_terminal_table_gives_each_ratio_its_interval(tmp_path: Path) -> Non
     def change(entry: dict[str, Any]) -> None:
         entry["gain"] = {"ratio": 1.41, "low": 1.375, "high": 1.43, "level": 0.95}
         entry["peers"]["e3nn"] |= {"low": 33.0, "high": 35.5}
+        entry["peers"]["cuequivariance-naive"] |= {"samples": 3}
 
     results = write_results(tmp_path / "results", ("nequip-made-up",), trials=0)
     path = results / f"{SLUG}.json"
@@ -210,7 +211,7 @@ def test_the_terminal_table_gives_each_ratio_its_interval(tmp_path: Path) -> Non
         change(entry)
     path.write_text(json.dumps(data))
     table = summary_table(results)
-    assert "1.41× (1.38–1.43)" in table and "34× (33.0–35.5)" in table
+    assert "1.41× (1.38–1.43)" in table and "34× (33.0–35.5)" in table and "12× (3 samples)" in table
     for entry in data["entries"]:
         entry["default"]["schedule"] = entry["schedule"]
     path.write_text(json.dumps(data))
