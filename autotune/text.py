@@ -6,7 +6,7 @@ Progress lines in the terminal use it too, so it imports nothing slow.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -102,6 +102,11 @@ def ratio_text(value: float) -> str:
     if value >= 10:
         return f"{value:,.0f}×"
     return MISSING if math.isnan(value) else f"{value:.2f}×" if value >= 0.1 else f"{significant(value, 2)}×"
+
+
+def interval_text(gain: Mapping[str, float]) -> str:
+    """1.15x (1.12 to 1.18): a ratio, never without its interval."""
+    return f"{gain['ratio']:.2f}x ({gain['low']:.2f} to {gain['high']:.2f})"
 
 
 def floored_ratio(value: float) -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -27,6 +28,9 @@ app = typer.Typer(
     "for its workloads, as `equitune tune config`.",
     subcommand_metavar="CONFIG | COMMAND [ARGS]...",
 )
+
+# Seconds that the table and the pages at the end take.
+PAGES_S = 4.0
 
 Sampler = Annotated[
     str | None, typer.Option(help="auto, tpe, climb, gp, random or brute.", rich_help_panel=options.SEARCH)
@@ -92,6 +96,7 @@ def tune_config(
     reports: options.Reports = None,
 ) -> None:
     """Tune the workloads of a config."""
+    begin = time.monotonic()
     from autotune.workload.toml_tables import config_path
 
     seconds = checked(budget, trials, sampler, seed, patience)
@@ -106,6 +111,9 @@ def tune_config(
     chosen, folder = options.devices_given(device, devices), options.results_folder(results)
     facts = device_facts(chosen[0])
     loaded = load_config(config, facts.backend)
+    if seconds is None and loaded.budget_s is not None:
+        loaded = dataclasses.replace(loaded, budget_s=what_is_left(loaded.budget_s, begin))
+    seconds = None if seconds is None else what_is_left(seconds, begin)
     arguments = (seconds, trials, sampler, storage, seed, folder, peers, patience)
     with options.Interrupts() as interrupts:
         if shared or devices is not None:
@@ -171,12 +179,14 @@ def misses(
     reports: options.Reports = None,
 ) -> None:
     """Tune what running models asked for and did not find."""
+    begin = time.monotonic()
     seconds = checked(budget, trials, sampler, seed, patience)
     search = {"trials": trials, "sampler": sampler, "storage": storage, "seed": seed, "patience": patience}
     search["with_peers"] = peers
     from autotune.tune.model import DEFAULT_BUDGET_S, tune_misses
 
-    on, folder, limit_s = options.resolve_device(device), options.results_folder(results), seconds or DEFAULT_BUDGET_S
+    on, folder = options.resolve_device(device), options.results_folder(results)
+    limit_s = what_is_left(seconds or DEFAULT_BUDGET_S, begin)
     _conclude(lambda _: tune_misses(on, limit_s, search, folder, on_found=_say_what_is_left), on, folder, reports)
 
 
@@ -192,6 +202,11 @@ def checked(
     options.positive("--patience", patience)
     check_seed(seed)
     return seconds
+
+
+def what_is_left(budget_s: float, begin: float) -> float:
+    """What the tuner may use of a command's budget: less what passed since ``begin``, and its table and pages."""
+    return max(1.0, budget_s - (time.monotonic() - begin) - PAGES_S)
 
 
 def _conclude(

@@ -23,7 +23,7 @@ from autotune.errors import PeerError
 from autotune.measure.operations import new_graph, order_ms
 from autotune.measure.trial import WorkloadSession, device_is_lost, free_memory, is_out_of_memory
 from autotune.measure.worker import Worker, WorkerLost
-from autotune.text import NOT_COMPARED
+from autotune.text import NOT_COMPARED, time_text
 from autotune.workload.workload import Workload, moved_bytes
 from kernelgen.kernels.knobs import Knobs
 
@@ -34,8 +34,10 @@ if TYPE_CHECKING:
 # Rows of calls to measure the host's time; fewer for a host that needs longer, or this many times the least.
 HOST_ROWS, HOST_ROWS_OF_SLOW, SLOW_HOST_US, SLOW_HOST_RATIO = 12, 3, 1000.0, 3.0
 PREPARE_LIMIT_S = 600.0
-LEFT_OUT = f"{NOT_COMPARED}: the time for comparisons was over; a longer --budget, or --peers, includes it"
+LEFT_OUT = f"{NOT_COMPARED}: {{}}; a longer --budget, or --peers, includes it"
 SAMPLE_LIMIT_S = 120.0
+# A pass of e3nn takes about so many times the one before it: double backward after backward, backward after forward.
+PASS_RATIO = 3.0
 Given = ParamSpec("Given")
 Schedules = Mapping[str, Knobs]
 
@@ -97,8 +99,9 @@ def run_comparison(
 
     seconds_each: approximate sampling time of a contender in a pass. worker: a process to reuse, so that consecutive
     comparisons share what was built; by default a new one. known_failures: contenders to skip, with the reason. copies:
-    whether to time copies of as many bytes, and the ordering of a new graph. deadline: peers that would begin after
-    this moment of ``time.monotonic``, or take until then to compile themselves, are left out, with that as their error.
+    whether to time copies of as many bytes, and the ordering of a new graph. deadline: a moment of ``time.monotonic``.
+    Passes share the time until then. Peers for which it is too short are left out, with that as their error, those that
+    compile longest first; of ours the fewest samples are taken in any case.
     """
     if worker is None:
         options: dict[str, Any] = {"seconds_each": seconds_each, "on_step": on_step, "copies": copies}
@@ -145,7 +148,8 @@ class _Comparison:
     def hold(self) -> ComparisonResult:
         with self._timed("set up"):
             build_s = self.worker.ask(PREPARE_LIMIT_S, ComparisonSession.build_seconds)
-        prepared = {name: self._prepare(name, build_s.get(name, 0.0)) for name in (*self.ours, *build_s)}
+        prepared = {name: self._prepare(name, 0.0) for name in self.ours}
+        prepared |= {name: self._prepare(name, build_s[name]) for name in sorted(build_s, key=build_s.__getitem__)}
         for name, answer in prepared.items():
             self._note_errors(name, answer)
         for which in self.passes:
@@ -179,8 +183,9 @@ class _Comparison:
 
     def _prepare(self, name: str, build_s: float) -> Answer:
         with self._timed(f"prepare {name}"):
-            if self._is_late(name, build_s):
-                return Answer(error=LEFT_OUT)
+            if self._is_late(name, build_s, self.deadline):
+                why = f"it takes up to {build_s:.0f} s to compile" if build_s else "the time for comparisons was over"
+                return Answer(error=LEFT_OUT.format(why))
             if name in self.ours:
                 return self._ask(name, "", PREPARE_LIMIT_S, ComparisonSession.prepare_ours, self.ours[name])
             return self._ask(name, "", PREPARE_LIMIT_S, ComparisonSession.prepare_peer)
@@ -206,9 +211,21 @@ class _Comparison:
             known = self.errors.setdefault(name, {}).setdefault(direction, {})
             known |= {slot: max(error, known.get(slot, 0.0)) for slot, error in errors.items()}
 
-    def _is_late(self, name: str, needed_s: float = 0.0) -> bool:
-        """Whether the time is over for a peer that needs so many seconds."""
-        return name not in self.ours and self.deadline is not None and monotonic() + needed_s >= self.deadline
+    def _is_late(self, name: str, needed_s: float, end: float | None) -> bool:
+        """Whether a peer that needs so many seconds would go on after ``end``."""
+        return name not in self.ours and end is not None and monotonic() + needed_s >= end
+
+    def _end_of(self, which: str) -> float | None:
+        """When a pass that begins now should end: those that are left share the time equally."""
+        if self.deadline is None:
+            return None
+        now = monotonic()
+        return now + max(0.0, self.deadline - now) / (len(self.passes) - self.passes.index(which))
+
+    def _known_s(self, name: str) -> float:
+        """Seconds that a contender's next warm-up takes, as far as earlier parts of the comparison tell."""
+        warm_ups = [self.seconds.get(f"warm up {name} {which}", 0.0) for which in self.passes]
+        return max(self.seconds[f"prepare {name}"], PASS_RATIO * max(warm_ups))
 
     def _compare(self, which: str, entered: Mapping[str, Answer]) -> dict[str, Result]:
         from autotune.measure.timing import timing_of
@@ -217,17 +234,22 @@ class _Comparison:
         warm: dict[str, Answer] = {}
         samples: dict[str, list[float]] = {name: [] for name in entered}
         counts: dict[str, int] = {}
+        fewest: dict[str, int] = {}
+        conditions: dict[str, Answer] = {}
+        end = self._end_of(which)
 
         def sample(names: Iterable[str]) -> None:
             for name in names:
-                if name not in failed:
+                is_over = end is not None and monotonic() >= end and len(samples[name]) >= fewest[name]
+                if name not in failed and not is_over:
                     answer = self._ask(name, which, SAMPLE_LIMIT_S, ComparisonSession.sample)
                     failed.update({name: answer.error} if answer.error else {})
                     samples[name].append(answer.sample_us)
 
         for name in [name for name in entered if name not in failed]:
-            if self._is_late(name):
-                failed[name] = LEFT_OUT
+            sampling_s = sum(fewest[other] * warm[other].seconds for other in counts)
+            if self._is_late(name, sampling_s + self._known_s(name), end):
+                failed[name] = LEFT_OUT.format("the time for comparisons was over")
                 continue
             with self._timed(f"warm up {name} {which}"):
                 warm[name] = answer = self._ask(name, which, PREPARE_LIMIT_S, ComparisonSession.warm_up, which)
@@ -235,21 +257,31 @@ class _Comparison:
             self._note_errors(name, answer)
             least_s = min((warm[other].seconds for other in warm if other not in failed), default=0.0)
             count = samples_of(answer.seconds, self.seconds_each, name in self.ours, least_s)
+            fewest[name] = min(count, samples_of(answer.seconds, 0.0, name in self.ours))
+            if name not in failed and self._is_late(name, sampling_s + fewest[name] * answer.seconds, end):
+                failed[name] = LEFT_OUT.format(f"a call takes {time_text(1e6 * answer.seconds)}")
             if self.setting.device.startswith("cuda") and name not in self.ours and answer.seconds > SLOW_CALL_S:
                 with self._timed(f"sample slow {name} {which}"):
                     sample([name] * count)
+                    conditions[name] = self._ask(name, which, SAMPLE_LIMIT_S, ComparisonSession.conditions)
                     self.worker.ask(SAMPLE_LIMIT_S, ComparisonSession.release, name)
             else:
-                counts |= {} if answer.error else {name: count}
+                counts |= {} if name in failed else {name: count}
         self.on_step(f"comparing {which}")
         with self._timed(f"sample {which}"):
             take_in_rounds(counts, samples, self.ours, sample)
+        for name in [name for name in counts if name not in failed]:
+            conditions[name] = self._ask(name, which, SAMPLE_LIMIT_S, ComparisonSession.conditions)
         with self._timed(f"host {which}"):
             host_us = self._host_times(which, {name: warm[name] for name in warm if name not in failed})
         return {
             name: Result(error=failed[name])
             if name in failed
-            else Result(timing_of(samples[name]), "", warm[name].memory_bytes, host_us.get(name))
+            else Result(
+                timing_of(samples[name], conditions=conditions[name].conditions),
+                memory_bytes=warm[name].memory_bytes,
+                host_us=host_us.get(name),
+            )
             for name in entered
         }
 
@@ -291,7 +323,7 @@ class _Comparison:
 # How many samples each contender of a comparison gets, and in which order.
 
 OUR_MIN_SAMPLES = 10
-PEER_MIN_SAMPLES = 5
+PEER_MIN_SAMPLES = 6  # the fewest that give a 95% interval
 # A peer whose call takes longer needs fewer samples. On a GPU it is also sampled alone and then released, because what
 # e3nn keeps for a large graph leaves no room for the others.
 SLOW_CALL_S, SLOW_MIN_SAMPLES = 0.05, 3
@@ -332,10 +364,13 @@ def take_in_rounds(
 
 
 def interleaved(counts: Mapping[str, int]) -> Iterable[str]:
-    """Names in sampling order: as many rounds as the largest count, with each name spread evenly over them."""
+    """Names in sampling order: as many rounds as the largest count, with each name spread evenly over them.
+
+    Every second round is in the opposite order, so that nobody always comes after the same one.
+    """
     rounds = max(counts.values(), default=0)
     for turn in range(rounds):
-        for name, count in counts.items():
+        for name, count in list(counts.items())[:: -1 if turn % 2 else 1]:
             if (turn + 1) * count // rounds > turn * count // rounds:
                 yield name
 
@@ -370,7 +405,8 @@ class Answer:
 
     seconds: time of one warm call. sample_us: of one cold call. memory_bytes: peak memory of one call (GPU only).
     host_us: until a call returns (GPU and small graphs only). certificates: of our kernels, by direction, see
-    :func:`autotune.measure.trial.certify`. device_lost: nothing more can run in that process.
+    :func:`autotune.measure.trial.certify`. conditions: of the machine while it was sampled. device_lost: nothing more
+    can run in that process.
     """
 
     seconds: float = 0.0
@@ -380,6 +416,7 @@ class Answer:
     errors: dict[str, dict[str, float]] = field(default_factory=dict)
     resources: dict[str, dict[str, Any]] = field(default_factory=dict)
     certificates: dict[str, dict[str, Any]] = field(default_factory=dict)
+    conditions: Mapping[str, Any] = field(default_factory=dict)
     error: str = ""
     device_lost: bool = False
 
@@ -473,12 +510,14 @@ class ComparisonSession(WorkloadSession):
         self.samplers[name] = sampler
         # On small graphs the host's time may dominate, so it is measured too, but only beside peers.
         by_host = sampler.device.type == "cuda" and self.is_small and self.peers
-        return Answer(
+        answer = Answer(
             seconds=seconds,
             memory_bytes=sampler.peak_bytes(),
             host_us=sampler.host_row_us(seconds) if by_host else None,
             errors=getattr(self.contenders[name], "errors", {}),
         )
+        sampler.conditions()  # from here on
+        return answer
 
     @of_contender
     def sample(self, name: str) -> Answer:
@@ -491,6 +530,11 @@ class ComparisonSession(WorkloadSession):
                 "the end, with pauses of the device"
             )
         return Answer(sample_us=sample_us)
+
+    @of_contender
+    def conditions(self, name: str) -> Answer:
+        """What the machine did since the contender was warmed up."""
+        return Answer(conditions=self.samplers[name].conditions().to_dict())
 
     @of_contender
     def host_row(self, name: str, seconds: float) -> Answer:

@@ -35,7 +35,7 @@ GAIN = dict.fromkeys(("ratio", "low", "high", "level"), "float")
 CERTIFICATE = {"bitwise": "bool", "equivariance": "float", "edges": "int", "environment": "str"}
 _TRIALS_FILE = re.compile(r"trials/[^\W_]([^\W_]|-){0,99}/[A-Za-z0-9_.-]{1,200}\.jsonl")
 # Omitted from files when empty.
-OPTIONAL = ("source", "gain", "certificate", "checked")
+OPTIONAL = ("source", "gain", "certificate", "checked", "runner_up", "conditions")
 
 
 @dataclass(frozen=True)
@@ -50,6 +50,8 @@ class Entry:
     source: hash of the kernel's source (:mod:`autotune.database.maintenance`); empty in older entries.
     gain: speed-up ``ratio`` over the default with the interval ``low`` to ``high`` at ``level``; empty if the default
         won.
+    runner_up: then the same of the fastest other schedule.
+    conditions: of the machine meanwhile (:mod:`autotune.measure.conditions`); ``noise``: why not to trust the times.
     certificate: ``bitwise`` (two runs gave the same bits), ``equivariance`` (relative error), ``edges`` (number checked
         for errors), ``environment`` (hash of software and driver versions). Empty, or without ``equivariance``, where
         it was not measured: ``equitune db verify`` measures it.
@@ -87,6 +89,8 @@ class Entry:
     gain: Mapping[str, Any] = dataclasses.field(default_factory=dict)
     certificate: Mapping[str, Any] = dataclasses.field(default_factory=dict)
     checked: Mapping[str, Any] = dataclasses.field(default_factory=dict)
+    runner_up: Mapping[str, Any] = dataclasses.field(default_factory=dict)
+    conditions: Mapping[str, Any] = dataclasses.field(default_factory=dict)
 
     def __post_init__(self) -> None:
         # The tuner passes a schedule object, files hold its data: both are accepted.
@@ -112,6 +116,7 @@ class Entry:
             _check_type(f"checked[{name!r}]", self.checked.get(name, ""), "str")
         _check_values("errors", self.errors, dict.fromkeys(self.errors, "float"))
         _check_values("gain", self.gain, GAIN)
+        _check_values("runner_up", self.runner_up, GAIN)
         _check_values("resources", self.resources, dict.fromkeys(self.resources, "float"))
         _check_values("certificate", self.certificate, CERTIFICATE)
         for name in ("count", "ok"):

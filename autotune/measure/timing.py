@@ -14,15 +14,17 @@ import itertools
 import math
 import statistics
 import time
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 
+from autotune.measure.conditions import Conditions, Watch, waited_ns
 from kernelgen.errors import InputError
 
 MIN_SAMPLES = 10
@@ -45,13 +47,18 @@ PEAK_CALLS, PEAK_PAUSE_S = 3, 1e-3
 # launched all of it, several times in a row. A single time may be a delay of the host, and all contenders should
 # wait equally. cuEquivariance's host takes 39 ms for one force step of a large contraction.
 LEAD_CYCLES, LEAD_S, MAX_LEAD_CYCLES, LEAD_ATTEMPTS = 2_000_000, 1e-3, 256_000_000, 3
+# A sample is disturbed if threads waited for a core longer than this share of it. It is taken again: so many times more
+# than samples were not disturbed, since where all are that is in vain, and for so many seconds. Before that a throttled
+# GPU rests.
+WAITED_SHARE, MOST_RETAKEN, RETAKEN_S, THROTTLED_PAUSE_S = 0.02, 5, 0.3, 0.05
 
 
 @dataclass(frozen=True)
 class Timing:
     """``clocks`` is the SM clock in MHz while sampling (least, median, most), None if NVML does not report it.
 
-    ``cut`` marks a candidate given up early, with a median of fewer than ``MIN_SAMPLES`` samples.
+    ``cut`` marks a candidate given up early, with a median of fewer than ``MIN_SAMPLES`` samples. ``conditions`` are
+    those of the machine meanwhile, as :class:`autotune.measure.conditions.Conditions` stores them.
     """
 
     median_us: float
@@ -60,6 +67,7 @@ class Timing:
     samples_us: tuple[float, ...]
     clocks: dict[str, Any] | None
     cut: bool
+    conditions: Mapping[str, Any] = field(default_factory=dict)
 
     def to_dict(self) -> dict[str, Any]:
         return {
@@ -67,16 +75,22 @@ class Timing:
             "q1_us": self.q1_us,
             "q3_us": self.q3_us,
             "samples_us": list(self.samples_us),
+            **({"conditions": dict(self.conditions)} if self.conditions else {}),
         }
 
 
-def timing_of(samples_us: list[float], clocks: dict[str, Any] | None = None, cut: bool = False) -> Timing:
+def timing_of(
+    samples_us: list[float],
+    clocks: dict[str, Any] | None = None,
+    cut: bool = False,
+    conditions: Mapping[str, Any] = MappingProxyType({}),
+) -> Timing:
     """Median and quartiles of raw samples, rounded to a nanosecond."""
     rounded = [round(sample, 3) for sample in samples_us]
     if len(rounded) == 1:
-        return Timing(rounded[0], rounded[0], rounded[0], tuple(rounded), clocks, cut)
+        return Timing(rounded[0], rounded[0], rounded[0], tuple(rounded), clocks, cut, dict(conditions))
     q1, median, q3 = (round(cut_point, 3) for cut_point in statistics.quantiles(rounded, n=4, method="inclusive"))
-    return Timing(median, q1, q3, tuple(rounded), clocks, cut)
+    return Timing(median, q1, q3, tuple(rounded), clocks, cut, dict(conditions))
 
 
 def relative_half_width(samples_us: list[float]) -> float:
@@ -129,6 +143,10 @@ class Sampler:
         self._cold_code = cold_code and self.device.type == "cuda"
         self._lead_cycles = LEAD_CYCLES
         self.late = False
+        self.watch = Watch(self.device)
+        # Samples taken, those taken again, and those kept although they were disturbed.
+        self._taken = self._retaken = self._disturbed = 0
+        self._retaken_s = 0.0
 
     def warm_up(
         self, min_calls: int = 2, seconds: float = 0.05, max_calls: int = 100, max_seconds: float = math.inf
@@ -152,8 +170,27 @@ class Sampler:
         return last
 
     def take(self, count: int) -> list[float]:
-        """``count`` samples in microseconds."""
+        """``count`` samples in microseconds; those that something disturbs are taken again, within a limit."""
         return self._take_cuda(count) if self.device.type == "cuda" else [self._take_host() for _ in range(count)]
+
+    def conditions(self) -> Conditions:
+        """What disturbed the samples since the last call of this."""
+        found = self.watch.read(self._retaken, self._disturbed / max(1, self._taken))
+        self._taken = self._retaken = self._disturbed = 0
+        self._retaken_s = 0.0
+        return found
+
+    def _keeps(self, samples_us: list[float], is_disturbed: bool) -> bool:
+        """Whether to keep new samples: undisturbed ones, and others once enough have been taken again."""
+        count = len(samples_us)
+        most = MOST_RETAKEN + self._taken - self._disturbed
+        if is_disturbed and self._retaken < most and self._retaken_s < RETAKEN_S:
+            self._retaken += count
+            self._retaken_s += sum(samples_us) * 1e-6
+            return False
+        self._taken += count
+        self._disturbed += count * is_disturbed
+        return True
 
     def peak_bytes(self) -> int | None:
         """Device memory that one call takes beyond what was allocated before, results included; None on a CPU.
@@ -201,16 +238,24 @@ class Sampler:
             self._buffer.add_(1.0)
 
     def _take_host(self) -> float:
-        self._evict()
-        start = time.perf_counter_ns()
-        self.call()
-        return (time.perf_counter_ns() - start) / 1e3
+        while True:
+            self._evict()
+            waited, start = waited_ns(), time.perf_counter_ns()
+            self.call()
+            passed = time.perf_counter_ns() - start
+            if self._keeps([passed / 1e3], waited_ns() - waited > WAITED_SHARE * passed):
+                return passed / 1e3
 
     def _take_cuda(self, count: int) -> list[float]:
-        with torch.cuda.device(self.device):
-            pairs = [self._queue_sample() for _ in range(count)]
-        self._synchronize()
-        return [start.elapsed_time(end) * 1e3 for start, end in pairs]
+        while True:
+            with torch.cuda.device(self.device):
+                pairs = [self._queue_sample() for _ in range(count)]
+            is_throttled = self.watch.glance()
+            self._synchronize()
+            samples = [start.elapsed_time(end) * 1e3 for start, end in pairs]
+            if self._keeps(samples, is_throttled):
+                return samples
+            time.sleep(THROTTLED_PAUSE_S)
 
     def _queue_sample(self) -> tuple[torch.cuda.Event, torch.cuda.Event]:
         """The events around a call, launched before the device reached it if the longest wait suffices for that."""
@@ -268,19 +313,22 @@ def time_callable(
     """
     sampler = Sampler(call, device, cold_cache, cold_code)
     sampler.warm_up(seconds=WARM_UP_S[sampler.device.type])
+    sampler.conditions()
     begin = time.perf_counter()
     samples: list[float] = []
     readings: list[int | None] = []
+    is_cut = False
     while len(samples) < max_samples:
         samples += sampler.take(FIRST_LOOK if len(samples) < FIRST_LOOK else min(5, max_samples - len(samples)))
         readings.append(sm_clock_mhz(device))
         if hopeless_us is not None and statistics.median(samples) > hopeless_us:
-            return timing_of(samples, clock_summary(readings), cut=len(samples) < min_samples)
+            is_cut = len(samples) < min_samples
+            break
         if len(samples) < min_samples:
             continue
         if time.perf_counter() - begin > max_seconds or relative_half_width(samples) < PRECISION:
             break
-    return timing_of(samples, clock_summary(readings))
+    return timing_of(samples, clock_summary(readings), is_cut, sampler.conditions().to_dict())
 
 
 def copy_us(device: torch.device | str, moved: int) -> float:
@@ -307,23 +355,25 @@ def copy_bandwidth(device: torch.device | str) -> float:
 
 # Confidence interval and verdict for the ratio of two measured times, from raw samples.
 #
-# Times on a device are not normally distributed and have outliers, and medians are published. So the interval is a
-# bootstrap of the ratio of medians, which assumes no distribution. It covers the spread within the two runs, not
+# Times on a device are not normally distributed and have outliers, and medians are published. So the interval is of the
+# ratio of medians and assumes no distribution. It covers the spread within the two runs, not
 # differences between runs (clocks, temperature, other load); the verdict's tolerance allows for those.
 
 LEVEL = 0.95
 RESAMPLES = 2000
 TOLERANCE = 0.02
-FASTER, SLOWER, SAME, UNCLEAR = VERDICTS = ("faster", "slower", "same", "unclear")
+FASTER, SLOWER, SAME, UNCLEAR = VERDICTS = ("faster", "slower", "level", "unclear")
 
 
 def ratio_interval(
     ours: Sequence[float], theirs: Sequence[float], level: float = LEVEL, *, paired: bool = False
 ) -> tuple[float, float]:
-    """Percentile bootstrap interval of ``median(theirs) / median(ours)``; above 1, ours is faster.
+    """Interval of ``median(theirs) / median(ours)``; above 1, ours is faster.
 
-    ours, theirs: samples in one unit, in any order. paired: sample i of both comes from one round of one run. Then
-    rounds are resampled, not samples, so that what slows a whole round cancels; only rounds with both count.
+    ours, theirs: samples in one unit, in any order, for a percentile bootstrap. paired: sample i of both comes from one
+    round of one run. Then it is the interval of the median of the rounds' ratios from order statistics, which is exact
+    for few rounds and on a busy machine too: what slows a whole round cancels, and a kernel is faster than itself in
+    half of the rounds, whatever the noise. It is widened to hold the ratio of the medians. Only rounds with both count.
 
     Equal input gives an equal interval. If either side has too few samples for the level, the interval is (0, inf):
     even the range of n samples contains the true median with a probability of only 1 - 2^(1 - n), which reaches 95% at
@@ -337,16 +387,19 @@ def ratio_interval(
         sides = [side[:rounds] for side in sides]
     if any(2.0 ** (1 - len(side)) > 1 - level for side in sides):
         return 0.0, math.inf
-    # Unless paired, one random stream for both sides: equal streams would pair the draws of equal samples.
+    if paired:
+        ratios, ratio = np.sort(sides[1] / sides[0]), float(np.median(sides[1]) / np.median(sides[0]))
+        outside = _rounds_outside(len(ratios), level)
+        return min(float(ratios[outside]), ratio), max(float(ratios[-1 - outside]), ratio)
+    # One random stream for both sides: equal streams would pair the draws of equal samples.
     generator = np.random.default_rng(0)
-    below = _medians(sides[0], generator)
-    above = _medians(sides[1], np.random.default_rng(0) if paired else generator)
+    below, above = (_medians(side, generator) for side in sides)
     low, high = np.quantile(above / below, [(1 - level) / 2, (1 + level) / 2])
     return float(low), float(high)
 
 
 def verdict(interval: tuple[float, float], tolerance: float = TOLERANCE) -> str:
-    """``faster`` or ``slower`` (ours) beyond the tolerance, ``same`` within it, else ``unclear``.
+    """``faster`` or ``slower`` (ours) beyond the tolerance, ``level`` within it, else ``unclear``.
 
     The tolerance is a factor: with 0.02, ratios from 1 / 1.02 to 1.02 are the same. So exchanging the sides only
     exchanges faster and slower.
@@ -369,6 +422,14 @@ def _times(name: str, samples: Sequence[float]) -> NDArray[np.float64]:
             "expected a list of times, samples_us of a stored row for one"
         )
     return times
+
+
+def _rounds_outside(rounds: int, level: float) -> int:
+    """How many of the sorted ratios lie outside the interval of their median, on each side."""
+    most, outside, chance = (1 - level) / 2, 0, 2.0**-rounds
+    while (chance := chance + math.comb(rounds, outside + 1) * 2.0**-rounds) <= most:
+        outside += 1
+    return outside
 
 
 def _medians(times: NDArray[np.float64], generator: np.random.Generator) -> NDArray[np.float64]:

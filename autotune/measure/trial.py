@@ -40,6 +40,7 @@ class Outcome:
 
     compile_s, measure_s: seconds of compilation, and of the rest of the trial.
     cut: given up after a few samples because it is far slower than the best, so its median is imprecise.
+    conditions: of the machine while it was timed, see :mod:`autotune.measure.conditions`.
     errors: largest relative error against float64 by output slot. certificate: see
     :func:`autotune.measure.trial.certify`; empty unless it was asked for. device_lost: nothing more can run in
     that process.
@@ -56,6 +57,7 @@ class Outcome:
     certificate: Mapping[str, Any] = field(default_factory=dict)
     resources: Mapping[str, Any] = field(default_factory=dict)
     clocks: Mapping[str, Any] | None = None
+    conditions: Mapping[str, Any] = field(default_factory=dict)
     compile_s: float | None = None
     measure_s: float | None = None
     device_lost: bool = False
@@ -187,6 +189,7 @@ def outcome_of(timing: Timing, **known: Any) -> Outcome:
         samples_us=timing.samples_us,
         cut=timing.cut,
         clocks=timing.clocks,
+        conditions=timing.conditions,
         **known,
     )
 

@@ -269,6 +269,22 @@ class SuiteRow:
         low, high = ratio_interval(ours, theirs, paired=True)
         return f"{low:.3f} to {high:.3f} at {LEVEL:.0%}" if math.isfinite(high) else ""
 
+    @property
+    def default_schedule(self) -> Any:
+        """Knobs of the default, as an entry keeps them; None in other records."""
+        return self._timing(DEFAULT).get("schedule")
+
+    def stored_interval(self, contender: str) -> tuple[float, float] | None:
+        """Of the ratio to the tuned time, as an entry keeps it, without samples; None if it does not."""
+        kept = mapping(self.record.get("gain")) if contender == DEFAULT else self._timing(contender)
+        low, high = number(kept.get("low")), number(kept.get("high"))
+        return None if math.isnan(low) or math.isnan(high) else (low, high)
+
+    def stored_count(self, contender: str) -> int | None:
+        """Of samples too few for an interval, as an entry keeps it; None if it does not."""
+        kept = self._timing(contender).get("samples")
+        return kept if isinstance(kept, int) else None
+
     def schedules(self, contender: str) -> dict[str, dict[str, Any]]:
         """Direction -> knobs."""
         return _by_direction(self.record.get("schedules"), contender)

@@ -55,7 +55,10 @@ def _print(console: Console, data: DeviceData) -> None:
             text.MISSING if worst is None else text.error_text(worst.error),
         )
     console.print(table)
-    console.print("vs: speed-up over it; floor: traffic floor / tuned time; error: largest relative error", style="dim")
+    console.print(
+        "vs: speed-up over it (95% interval); floor: traffic floor / tuned time; error: largest relative error",
+        style="dim",
+    )
 
 
 def _short(name: str) -> str:
@@ -67,4 +70,12 @@ def _ratio(row: SuiteRow, name: str) -> str:
     if name not in row.times:
         return text.MISSING
     time_us = row.times[name]
-    return text.without_time(row.reason(name)) if math.isnan(time_us) else text.ratio_text(time_us / row.time_us)
+    if math.isnan(time_us):
+        return text.without_time(row.reason(name))
+    if name == text.DEFAULT and row.default_schedule == row.record.get("schedule"):
+        return "default"
+    interval = row.stored_interval(name)
+    ratio, few = text.ratio_text(time_us / row.time_us), row.stored_count(name)
+    if interval is None:
+        return ratio if few is None else f"{ratio} ({few} samples)"
+    return f"{ratio} ({text.significant(interval[0])}\N{EN DASH}{text.significant(interval[1])})"

@@ -236,6 +236,7 @@ class Study(Findings):
             "errors": dict(outcome.errors),
             "resources": dict(outcome.resources),
             "clocks": outcome.clocks,
+            "conditions": dict(outcome.conditions),
             "compile_s": outcome.compile_s,
             "measure_s": outcome.measure_s,
             "generator": self.generator,

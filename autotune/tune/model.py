@@ -18,7 +18,8 @@ from autotune.database.lookup import Tuning
 from autotune.database.misses import keep_misses, read_misses
 from autotune.database.store import database_dirs, writable_results_dir
 from autotune.extras import require_tune
-from autotune.text import direction_name, ratio_text, time_text
+from autotune.measure.timing import verdict
+from autotune.text import direction_name, interval_text, time_text
 from autotune.tune.model_passes import (
     ENOUGH_ROUNDS,
     FEWEST_ROUNDS,
@@ -302,10 +303,13 @@ def _figures(found: Tuning) -> tuple[str, str]:
     entry = found.entry
     if entry is None or found.origin != "exact":
         return "", ""
-    return time_text(entry.time_us), ratio_text(entry.default["time_us"] / entry.time_us)
+    return time_text(entry.time_us), interval_text(entry.gain) if entry.gain else "no gain"
 
 
 def _sentence(one: PassTimes) -> str:
-    times = f"{time_text(1e3 * one.before_ms)} before, {time_text(1e3 * one.after_ms)} after"
-    interval = f"{one.low:.2f} to {one.high:.2f}, " if math.isfinite(one.high) else ""
-    return f"{one.name}: {times}: {one.ratio:.2f} times as fast ({interval}{one.rounds} rounds)"
+    times = f"{one.name}: {time_text(1e3 * one.before_ms)} before, {time_text(1e3 * one.after_ms)} after"
+    noise = f"; not at rest: {one.noise}" if one.noise else ""
+    if not math.isfinite(one.high):
+        return f"{times}: unclear, {one.rounds} rounds are too few for an interval{noise}"
+    measured = f"{one.ratio:.2f} times as fast ({one.low:.2f} to {one.high:.2f}, {one.rounds} rounds)"
+    return f"{times}: {verdict((one.low, one.high))}, {measured}{noise}"

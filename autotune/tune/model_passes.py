@@ -17,6 +17,7 @@ from torch import Tensor
 from autotune.database.lookup import Tuning
 from autotune.database.misses import Request, requests_of
 from autotune.errors import ConfigError
+from autotune.measure.conditions import Watch
 from autotune.measure.timing import ratio_interval
 from autotune.models.accelerate import accelerate
 from autotune.models.whole_model import WholeModel, find_atoms, open_made, open_model, returned_by
@@ -320,7 +321,10 @@ SECONDS = 5.0
 
 @dataclass(frozen=True)
 class PassTimes:
-    """Medians in ms. low, high: 95% interval of ``before_ms / after_ms``, (0, inf) if there are too few ``rounds``."""
+    """Medians in ms. low, high: 95% interval of ``before_ms / after_ms``, (0, inf) if there are too few ``rounds``.
+
+    noise: what disturbed the machine meanwhile, in words.
+    """
 
     name: str
     before_ms: float
@@ -328,6 +332,7 @@ class PassTimes:
     low: float
     high: float
     rounds: int
+    noise: str = ""
 
     @property
     def ratio(self) -> float:
@@ -372,14 +377,14 @@ def compare(
     found = []
     for name, call in passes.items():
         samples: dict[str, list[float]] = {"before": [], "after": []}
-        begin = time.monotonic()
+        begin, watch = time.monotonic(), Watch(device)
         while _goes_on(len(samples["after"]), time.monotonic() - begin, seconds):
             for side, loaded in (("before", before), ("after", after)):
                 loaded.put_back()
                 samples[side].append(timed(call, device))
         low, high = ratio_interval(samples["after"], samples["before"], paired=True)
         old, new = (1e3 * statistics.median(samples[side]) for side in ("before", "after"))
-        found.append(PassTimes(name, old, new, low, high, len(samples["after"])))
+        found.append(PassTimes(name, old, new, low, high, len(samples["after"]), watch.read().noise))
     return found
 
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import dataclasses
 import itertools
+import math
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import ExitStack
 from dataclasses import dataclass
@@ -27,10 +28,11 @@ from autotune.database.maintenance import (
 )
 from autotune.database.store import Database
 from autotune.errors import ConfigError, WorkerError
-from autotune.measure.timing import LEVEL, ratio_interval
+from autotune.measure.timing import FASTER, LEVEL, SAME, SLOWER, ratio_interval, verdict
 from autotune.measure.trial import Outcome, TrialJob, TrialSetting, run_trial
 from autotune.measure.worker import Worker
 from autotune.search.study import Study
+from autotune.text import direction_name, interval_text
 from autotune.workload.config import find_problem, load_graphs
 from autotune.workload.graphs import GraphSpec, build_graph
 from autotune.workload.kinds.registry import kernel_kind
@@ -56,6 +58,7 @@ def publish(
     seconds_each: float = 2.0,
     worker: Worker | None = None,
     on_step: Callable[[str], None] = lambda text: None,
+    on_failure: Callable[[str], None] = lambda text: None,
 ) -> list[Entry]:
     """Compare the best of ``studies`` (by direction) with the default and the peers; store and return the entries.
 
@@ -76,7 +79,7 @@ def publish(
         trials = trials_record(studies[direction], results_dir, seed)
         entry = entry_of(workload, direction, facts, ours, comparison, trials, software, environment)
         if entry is None:
-            on_step(f"{workload.label} {direction}: not published, {comparison.results['default'][direction].error}")
+            on_failure(f"{workload.label} {direction}: not published, {comparison.results['default'][direction].error}")
             continue
         database.put(entry)
         entries.append(entry)
@@ -113,7 +116,7 @@ def entry_of(
     times = {name: r.timing.median_us for name, r in results.items() if name in ours and r.timing is not None}
     if "default" not in times:
         return None
-    winner, gain = winner_of(results, times)
+    winner, gain, runner_up = winner_of(results, times)
     graph = build_graph(workload.graph)
     moved = moved_bytes(workload, direction)
     return Entry(
@@ -128,7 +131,7 @@ def entry_of(
         schedule=ours[winner][direction].to_dict(),
         **_times(results[winner]),  # type: ignore[arg-type]
         default={"schedule": ours["default"][direction].to_dict(), **_times(results["default"])},
-        peers={name: result.summary() for name, result in results.items() if name not in ours},
+        peers={name: _peer(result, results[winner]) for name, result in results.items() if name not in ours},
         errors=comparison.errors[winner][direction],
         tolerance=workload.tolerance,
         bytes=moved,
@@ -141,6 +144,8 @@ def entry_of(
         trials=trials,
         deterministic=workload.deterministic,
         gain=gain,
+        runner_up=runner_up,
+        conditions=timing.conditions if (timing := results[winner].timing) is not None else {},
         certificate=comparison.certificates[winner][direction] | {"environment": environment},
         source=hash_of_text(
             source_text(
@@ -151,23 +156,65 @@ def entry_of(
     )
 
 
-def winner_of(results: Mapping[str, Result], times: Mapping[str, float]) -> tuple[str, dict[str, float]]:
-    """Our fastest contender if it beats the default beyond the noise, else the default; with its ``gain``.
+def winner_of(
+    results: Mapping[str, Result], times: Mapping[str, float]
+) -> tuple[str, dict[str, float], dict[str, float]]:
+    """Our fastest contender that beats the default beyond the noise, else the default; with ``gain`` and ``runner_up``.
 
-    ``gain``: speed-up over the default, with the 95% interval; empty if the default won.
+    gain: the winner's speed-up over the default, with the 95% interval; empty if the default won. runner_up: then that
+    of the fastest other. So that the default is beaten by noise in at most one of forty comparisons, each of several
+    others has to beat it at a higher level.
     """
     samples = {name: timing.samples_us for name in times if (timing := results[name].timing) is not None}
-    for name in sorted((name for name in times if name != "default"), key=lambda name: (times[name], name)):
+    others = sorted((name for name in times if name != "default"), key=lambda name: (times[name], name))
+    speed_ups = []
+    for name in others:
         low, high = ratio_interval(samples[name], samples["default"], paired=True)
-        if low > 1.0:
-            return name, {"ratio": times["default"] / times[name], "low": low, "high": high, "level": LEVEL}
-    return "default", {}
+        speed_ups.append({"ratio": times["default"] / times[name], "low": low, "high": high, "level": LEVEL})
+        strict = 1 - (1 - LEVEL) / len(others)
+        if low > 1.0 and ratio_interval(samples[name], samples["default"], strict, paired=True)[0] > 1.0:
+            return name, speed_ups[-1], {}
+    return "default", {}, {} if not speed_ups or math.isinf(speed_ups[0]["high"]) else speed_ups[0]
+
+
+def verdict_of(entry: Entry) -> str:
+    """Whether the published schedule is faster than the default, or the default confirmed, by intervals alone."""
+    if entry.gain:
+        return f"{FASTER} than the default"
+    second = entry.runner_up
+    if not second and entry.trials.get("ok", 0) < 2:
+        return "only the default was tried"
+    is_clear = not second or verdict((second["low"], second["high"])) in (SAME, SLOWER)
+    return "default confirmed" if is_clear else "unclear, so the default stays"
+
+
+def gained(entries: Iterable[Entry]) -> str:
+    """What was gained over the default, in one line: a speed-up with its interval, or none."""
+    entries = list(entries)
+    several = len({entry.label for entry in entries}) > 1
+    parts: dict[str, list[str]] = {}
+    for entry in entries:
+        name = f"{entry.label} {direction_name(entry.direction)}" if several else direction_name(entry.direction)
+        parts.setdefault(verdict_of(entry), []).append(f"{name} {interval_text(entry.gain)}" if entry.gain else name)
+    lines = [f"{what}: {', '.join(names)}" for what, names in parts.items()]
+    noise = [str(entry.conditions["noise"]) for entry in entries if entry.conditions.get("noise")]
+    return "; ".join([*lines, *[f"not at rest: {text}; compare again later" for text in noise[-1:]]])
 
 
 def trials_record(study: Study, results_dir: Path, seed: int) -> dict[str, Any]:
     ok = sum(line["state"] == "ok" for line in study.finished.values())
     file = study.path.relative_to(results_dir).as_posix()
     return {"file": file, "count": len(study.finished), "ok": ok, "sampler": study.sampler, "seed": seed}
+
+
+def _peer(theirs: Result, ours: Result) -> dict[str, Any]:
+    """A peer's times, with the interval ``low`` to ``high`` of their ratio to ours, or how many samples are too few."""
+    if theirs.timing is None or ours.timing is None:
+        return theirs.summary()
+    low, high = ratio_interval(ours.timing.samples_us, theirs.timing.samples_us, paired=True)
+    return theirs.summary() | (
+        {"low": low, "high": high} if math.isfinite(high) else {"samples": len(theirs.timing.samples_us)}
+    )
 
 
 def _times(result: Result) -> dict[str, float]:

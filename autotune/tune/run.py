@@ -44,11 +44,11 @@ from autotune.search.starting_points import (
     storing_rows,
 )
 from autotune.search.study import Study, study_name
-from autotune.text import time_text
-from autotune.tune.publish import publish
+from autotune.tune.publish import gained, publish
 from autotune.tune.settings import Progress, Settings, resolve
 from autotune.workload.config import TuneConfig
 from autotune.workload.kinds.base import Problem
+from autotune.workload.toml_tables import parse_duration
 from autotune.workload.workload import Workload
 from kernelgen.errors import TuningMissError
 from kernelgen.kernels.knobs import Knobs
@@ -97,6 +97,7 @@ def tune(
     entries: list[Entry] = []
     with Progress(console, tuner) as progress, WorkerPairs(settings.device) as pairs:
         time_budget = TimeBudget(settings.budget_s, len(workloads))
+        progress.end = None if settings.budget_s is None else time_budget.begin + settings.budget_s
         problems = list(dict.fromkeys(workload.problem for workload in workloads))
         nearest = {problem: tuple(problems[number : number + 2]) for number, problem in enumerate(problems)}
         jobs = deque(_Job(each, settings, pairs, nearest[each.problem], progress, fewest_trials) for each in workloads)
@@ -114,6 +115,8 @@ def tune(
             if interrupted:
                 progress.note("interrupted; to continue, run the same command again")
                 break
+        if entries:
+            progress.note(gained(entries))
     return entries
 
 
@@ -133,6 +136,8 @@ class _Job:
         self.workload, self.settings = workload, replace(settings, trials=trials)
         self.pairs, self.problems, self.progress = pairs, problems, progress
         self.fewest_trials, self.setup_s, self.trial_s = fewest_trials, 0.0, 0.0
+        # Directions whose search ended when its time was over.
+        self.out_of_time: list[str] = []
         self.studies: dict[str, Study] = {}
         # Directions whose search has ended, and was not interrupted.
         self.searched: list[str] = []
@@ -169,11 +174,11 @@ class _Job:
             compared = time.monotonic()
         time_budget.comparison_s = compared - searched
         time_budget.setup_s, time_budget.trial_s = self.setup_s, self.trial_s
-        for entry in entries:
-            gain = entry.default["time_us"] / entry.time_us
-            progress.note(
-                f"{entry.label} {entry.direction}: published {time_text(entry.time_us)}, {gain:.2f}x the default"
-            )
+        if self.out_of_time:
+            tried = min(len(self.studies[direction].finished) for direction in self.out_of_time)
+            wanted_s = self.setup_s + self.trial_s * GOOD_TRIALS * len(workload.directions)
+            if advice := time_budget.advice(tried, wanted_s):
+                progress.note(f"{workload.label}: {advice}")
         name = f"{workload.label} on {workload.graph.name}, {workload.operation} {workload.dtype}"
         shares = f"search {searched - begin:.1f} s, comparison {compared - searched:.1f} s"
         progress.note(f"{name}: {time.monotonic() - begin:.1f} s ({shares})")
@@ -208,7 +213,8 @@ class _Job:
             deadline=None if settings.with_peers else self.end,
             seconds_each=settings.seconds_each,
             worker=pair.comparing,
-            on_step=lambda text: self.progress.note(f"{self.workload.label}: {text}"),
+            on_step=lambda text: self.progress.step(f"{self.workload.label}: {text}"),
+            on_failure=self.progress.note,
         )
         pair.rest()
         return entries
@@ -229,6 +235,7 @@ class _Job:
                     continue
                 if worker is None:
                     # Its imports and references take about ten seconds. Meanwhile the first kernels compile here.
+                    self.progress.step(f"{workload.label}: starting a process")
                     begin, worker = time.monotonic(), pair.search(workload)
                     self.pairs.launch(*self.problems)
                     if cuda:
@@ -242,8 +249,10 @@ class _Job:
                         compilers.compile(*first_schedules(workload, following, self.settings))
                 begin, before = time.monotonic(), len(study.finished)
                 how = (self.settings, deadline, self.progress, self.fewest_trials or 1)
-                if search_direction(study, worker, workload, direction, *how) == "interrupted":
+                ended = search_direction(study, worker, workload, direction, *how)
+                if ended == "interrupted":
                     raise KeyboardInterrupt
+                self.out_of_time += [direction] if ended == "time" else []
                 self.searched.append(direction)
                 tried = max(1, len(study.finished) - before)
                 self.trial_s = max(self.trial_s, (time.monotonic() - begin) / tried)
@@ -341,7 +350,7 @@ def search_direction(
 ) -> str:
     """Search one direction; returns why it ended. ``deadline``, ``fewest``: as for ``search``."""
     measure = Measurer(worker, direction, SAMPLING_S[settings.facts.backend])
-    progress.start(f"{workload.label} {direction}", study, settings.trials, deadline)
+    progress.start(f"{workload.label} {direction}", study, settings.trials)
     end = search(
         study,
         lambda schedule: compile_ahead(study.space, schedule),
@@ -432,6 +441,9 @@ class WorkerPairs:
 
 # Most of a workload's time that its comparison takes: peers for which there is none are left out.
 COMPARISON_SHARE = 1 / 3
+# A search of fewer trials than the first has tried little more than what is known already; the second is a good number.
+ENOUGH_TRIALS, GOOD_TRIALS = 12, 40
+BUDGETS = ("1m", "2m", "5m", "10m", "20m", "30m", "1h", "2h", "4h", "8h", "24h")
 
 
 @dataclass
@@ -444,6 +456,21 @@ class TimeBudget:
     comparison_s: float | None = None
     setup_s: float = 0.0
     trial_s: float = 0.0
+
+    def __post_init__(self) -> None:
+        self.shares = self.workloads
+
+    def advice(self, tried: int, search_s: float) -> str:
+        """That ``tried`` trials are too few, and which budget gives a good number; empty if they are enough.
+
+        search_s: seconds that a workload's searches would take by a good number of trials.
+        """
+        if tried >= ENOUGH_TRIALS or self.budget_s is None:
+            return ""
+        needed = max(self.budget_s, self.shares * search_s / (1 - COMPARISON_SHARE))
+        longer = next((text for text in BUDGETS if parse_duration(text) > needed), BUDGETS[-1])
+        trials = "1 trial is" if tried == 1 else f"{tried} trials of a direction are"
+        return f"{trials} too few to tune; --budget {longer} gives about {GOOD_TRIALS}"
 
     def is_spent(self, fewest_trials: int, workload: Workload) -> bool:
         """Whether too little is left for one more workload: to set it up, search it and compare, as the last one."""

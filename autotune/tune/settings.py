@@ -7,7 +7,7 @@ import time
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from autotune.database.store import writable_results_dir
 from autotune.search.shared import Sharing
@@ -99,39 +99,41 @@ def resolve(
     return Settings(device, facts, budget, trials, *options), tuple(by_problem(loaded.workloads))
 
 
-# Show a search's progress: a bar on a terminal, occasional lines elsewhere.
+# Progress of a run: a bar on a terminal, a line every ten seconds elsewhere.
 
 LINE_EVERY_S = 10.0
 
 
-def status_text(study: Study, end: float | None, now: float) -> str:
-    """State of a search: best time against the default, failures and time left; ``end`` and ``now`` in seconds."""
-    parts = []
-    if study.best_us is not None:
-        gain = f" ({study.default_us / study.best_us:.2f}x the default)" if study.default_us else ""
-        parts.append(f"best {time_text(study.best_us)}{gain}")
-    parts.append(f"{study.failures} failed")
-    if end is not None:
-        parts.append(f"{max(0.0, end - now):.0f} s left")
-    return ", ".join(parts)
+def status_text(study: Study) -> str:
+    """State of a search: the best time beside the default's (a comparison judges them later), and failures."""
+    times = [f"{name} {time_text(us)}" for name, us in (("best", study.best_us), ("default", study.default_us)) if us]
+    return ", ".join([*times, f"{study.failures} failed"])
 
 
 class Progress:
-    """Follows one search at a time; use as a context manager. ``tuner``: name to print, among several tuners."""
+    """What is running, the best so far, and the time left of the run; use as a context manager.
+
+    tuner: name to print, among several tuners. end: of the run, in ``time.monotonic()``, if it has a budget.
+    """
 
     def __init__(self, console: Console | None = None, tuner: str = "") -> None:
         from rich import progress
         from rich.console import Console
 
         self.console = console or Console(stderr=True)
+        self.end: float | None = None
         self._prefix = f"[{tuner}] " if tuner else ""
         names = ("{task.description}", "{task.fields[count]}", "{task.fields[status]}")
         title, *figures = (progress.TextColumn(name, markup=False) for name in names)
         columns = (title, progress.BarColumn(bar_width=20), *figures)
-        self._bar = progress.Progress(*columns, console=self.console, disable=not self.console.is_terminal)
-        self._task: Any = None
+        self._bar = progress.Progress(
+            *columns, console=self.console, disable=not self.console.is_terminal, transient=True
+        )
+        self._task = self._bar.add_task("starting", total=1.0, count="", status="")
         self._study: Study | None = None
-        self._last_line = 0.0
+        self._trials: int | None = None
+        self._search_end: float | None = None
+        self._title, self._begin, self._last_line = "starting", time.monotonic(), time.monotonic()
 
     def __enter__(self) -> Progress:
         self._bar.start()
@@ -140,41 +142,47 @@ class Progress:
     def __exit__(self, *_: object) -> None:
         self._bar.stop()
 
-    def start(self, title: str, study: Study, trials: int | None, end: float | None) -> None:
-        """Follow a study until ``trials`` are finished or ``time.monotonic()`` reaches ``end``."""
-        self.stop()
-        self._title, self._study, self._trials, self._end, self._begin = title, study, trials, end, time.monotonic()
-        self._task = self._bar.add_task(title, total=1.0, count="", status="starting")
-        self._last_line = time.monotonic()
+    def start(self, title: str, study: Study, trials: int | None, end: float | None = None) -> None:
+        """Follow a study until :meth:`stop`. trials: how many are wanted. end: of the search, if the run has none."""
+        self._title, self._study, self._trials, self._search_end = title, study, trials, end
+        self.update()
+
+    def step(self, title: str) -> None:
+        """Show what is running, if it is no search."""
+        self._title, self._study, self._search_end = title, None, None
         self.update()
 
     def update(self) -> None:
-        """Show the study's present state."""
-        if self._study is None:
-            return
-        now, done = time.monotonic(), len(self._study.finished)
-        count = f"{done} trials" if self._trials is None else f"{done}/{self._trials} trials"
-        status = status_text(self._study, self._end, now)
-        self._bar.update(self._task, completed=self._fraction(now, done), count=count, status=status)
-        self._line = f"{self._title}: {count}, {status}"
-        if not self.console.is_terminal and now - self._last_line >= LINE_EVERY_S and done != self._trials:
-            self.note(self._line)
-            self._last_line = now
+        """Show the present state."""
+        now = time.monotonic()
+        count, *status = self._figures()
+        end = self._search_end if self.end is None else self.end
+        left = [] if end is None else [f"{max(0.0, end - now):.0f} s left"]
+        fraction = self._fraction(now)
+        self._bar.update(
+            self._task, description=self._title, completed=fraction, count=count, status=", ".join(status + left)
+        )
+        if not self.console.is_terminal and now - self._last_line >= LINE_EVERY_S:
+            self.note(f"{self._title}: {', '.join(filter(None, [count, *status, *left]))}")
 
     def stop(self) -> None:
         """Print the final line of a search."""
-        if self._study is not None:
-            self._end = None
-            self.update()
-            self._bar.remove_task(self._task)
-            self.note(self._line)
+        self.note(f"{self._title}: {', '.join(self._figures())}")
         self._study = None
 
     def note(self, text: str) -> None:
         """Print one line of plain text."""
         self.console.print(f"{self._prefix}{text}", markup=False, highlight=False, soft_wrap=True)
+        self._last_line = time.monotonic()
 
-    def _fraction(self, now: float, done: int) -> float:
-        by_trials = done / self._trials if self._trials else 0.0
-        by_time = (now - self._begin) / max(1e-9, self._end - self._begin) if self._end is not None else 0.0
-        return min(1.0, max(by_trials, by_time))
+    def _figures(self) -> tuple[str, ...]:
+        if self._study is None:
+            return ("",)
+        done = len(self._study.finished)
+        return f"{done} trials" if self._trials is None else f"{done}/{self._trials} trials", status_text(self._study)
+
+    def _fraction(self, now: float) -> float:
+        """Of the run, or of a search if the run has no budget."""
+        if self.end is not None:
+            return min(1.0, (now - self._begin) / max(1e-9, self.end - self._begin))
+        return min(1.0, len(self._study.finished) / self._trials) if self._study and self._trials else 0.0

@@ -29,7 +29,7 @@ def timed_as(row: dict[str, Any], samples: list[float]) -> dict[str, Any]:
 
 
 def sides() -> tuple[Rows, Rows]:
-    """Row by row: faster, slower, same, unclear for its spread, one measurement, failed, too few samples, no samples;
+    """Row by row: faster, slower, level, unclear for its spread, one measurement, failed, too few samples, no samples;
     then a row on either side alone."""
     rows = [measured_row("mace-mp-large", graph, which) for graph in GRAPHS for which in ("forward", "backward")]
     steady = [100 + 0.01 * n for n in range(20)]
@@ -49,7 +49,7 @@ def sides() -> tuple[Rows, Rows]:
 
 
 SAID = (
-    ("faster", None), ("slower", None), ("same", None), ("unclear", None), ("same", "one measurement"),
+    ("faster", None), ("slower", None), ("level", None), ("unclear", None), ("level", "one measurement"),
     ("unclear", "no time after"), ("unclear", "too few samples"), ("unclear", "no raw samples after"),
 )  # fmt: skip
 
@@ -81,7 +81,7 @@ def test_rows_pair_by_what_they_are_about_and_get_their_verdicts(data: Compariso
     first, judged = next(iter(data.ours()))
     assert judged.interval == ratio_interval(first.after.samples("equitune"), first.before.samples("equitune"))
     assert judged.interval[0] <= 1.2 <= judged.interval[1]
-    assert "8 rows in both records, after against before: 1 faster, 1 slower, 2 same, 4 unclear" in sentence(data)
+    assert "8 rows in both records, after against before: 1 faster, 1 slower, 2 level, 4 unclear" in sentence(data)
     assert sentence(data).endswith("1 row are in both records but were measured once.")
 
 
@@ -94,7 +94,7 @@ def test_the_order_of_rows_in_a_file_does_not_matter(tmp_path: Path, data: Compa
 
 def test_exchanged_records_exchange_faster_and_slower(folders: tuple[Path, Path]) -> None:
     exchanged = compare(*map(load_record, folders[::-1]))
-    assert [judged.verdict for _, judged in exchanged.ours()][:5] == ["slower", "faster", "same", "unclear", "same"]
+    assert [judged.verdict for _, judged in exchanged.ours()][:5] == ["slower", "faster", "level", "unclear", "level"]
 
 
 def test_a_file_and_its_folders_are_the_same_record(folders: tuple[Path, Path]) -> None:
@@ -168,7 +168,7 @@ def test_a_reader_finds_the_rows_of_a_verdict(visit: Any, path: Path) -> None:
     page = visit(path)
     table = table_of(page, "Tuned kernels before and after")
     place = heads(table).index("Verdict")
-    for name in ("faster", "slower", "same", "unclear"):
+    for name in ("faster", "slower", "level", "unclear"):
         page.locator("select[aria-label^='Verdict']").select_option(name)
         assert column(table, place) == [name] * [said for said, _ in SAID].count(name)
     page.locator("select[aria-label^='Verdict']").select_option("faster")

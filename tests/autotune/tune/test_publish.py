@@ -20,7 +20,7 @@ from autotune.errors import DatabaseError
 from autotune.measure import trial as certificate
 from autotune.measure.timing import ratio_interval, timing_of
 from autotune.tune import publish as publishing
-from autotune.tune.publish import contenders, publish, winner_of
+from autotune.tune.publish import contenders, gained, publish, verdict_of, winner_of
 from autotune.workload.config import load_graphs
 from autotune.workload.workload import Workload, moved_bytes
 from kernelgen.device import device_facts
@@ -36,10 +36,14 @@ def rounds(*factors: float, noise: float = 0.05, drift: float = 0.0, seed: int =
     return [list(100 * factor * common * (1 + noise * random.standard_normal(ROUNDS))) for factor in factors]
 
 
-def winner(default: list[float], *others: list[float]) -> tuple[str, dict[str, float]]:
+def judged(default: list[float], *others: list[float]) -> tuple[str, dict[str, float], dict[str, float]]:
     named = {"default": default} | {f"candidate {rank}": samples for rank, samples in enumerate(others, 1)}
     results = {name: Result(timing_of(samples)) for name, samples in named.items()}
     return winner_of(results, {name: r.timing.median_us for name, r in results.items() if r.timing is not None})
+
+
+def winner(default: list[float], *others: list[float]) -> tuple[str, dict[str, float]]:
+    return judged(default, *others)[:2]
 
 
 def test_a_clear_winner_is_published_with_its_interval() -> None:
@@ -60,6 +64,28 @@ def test_within_the_noise_the_default_is() -> None:
     assert flattered > 10, "by the medians alone, mostly another would have won"
     names = [winner(*rounds(1.0, 1.0, seed=seed))[0] for seed in range(40)]
     assert names.count("default") >= 36
+
+
+def test_more_candidates_do_not_make_noise_a_gain() -> None:
+    names = [winner(*rounds(1.0, 1.0, 1.0, 1.0, seed=seed))[0] for seed in range(200)]
+    assert names.count("default") >= 192
+
+
+def test_a_default_that_wins_is_confirmed_or_unclear_by_the_interval_of_the_second() -> None:
+    fields = entry().to_dict() | {"gain": {}}
+    fields["trials"] = {"file": "", "count": 3, "ok": 3}
+
+    def text(*samples: list[float]) -> str:
+        _, gain, runner_up = judged(*samples)
+        return verdict_of(Entry.from_dict(fields | {"gain": gain, "runner_up": runner_up}))
+
+    assert text(*rounds(1.0, 1.1, noise=0.01)) == text(*rounds(1.0, 1.0, noise=0.01)) == "default confirmed"
+    assert text(*rounds(1.0, 1.0, noise=0.2)) == "unclear, so the default stays"
+    assert text(*rounds(1.0, 0.8, noise=0.01)) == "faster than the default"
+    assert verdict_of(Entry.from_dict(fields | {"trials": {"count": 1, "ok": 1}})) == "only the default was tried"
+    faster = Entry.from_dict(fields | {"gain": {"ratio": 1.25, "low": 1.2, "high": 1.3, "level": 0.95}})
+    told = gained([faster, Entry.from_dict(fields | {"direction": "double_backward"})])
+    assert told == "faster than the default: forward 1.25x (1.20 to 1.30); default confirmed: double backward"
 
 
 def test_a_slower_one_is_never_published() -> None:
@@ -140,7 +166,9 @@ def publish_of(result: ComparisonResult, tmp_path: Path, monkeypatch: pytest.Mon
     studies = {name: study(folder / f"{name}.jsonl", SECOND, BEST) for name in ("forward", "backward")}
     studies["double_backward"] = study(tmp_path / "trials" / "none")
     database = Database.load(path, device_record(FACTS))
-    made = publish(WORK, studies, "cpu", database, tmp_path, 5, with_peers=False, seconds_each=0.5, on_step=said.append)
+    made = publish(
+        WORK, studies, "cpu", database, tmp_path, 5, with_peers=False, seconds_each=0.5, on_failure=said.append
+    )
     stored = {each.direction: each for each in read_table(path).by_identity.values()}
     assert stored == {each.direction: each for each in made}
     ((setting, passes, ours, seconds_each),) = asked

@@ -1,0 +1,65 @@
+"""What is running, the best so far and the time left: on a terminal, and as a line every ten seconds in a log."""
+
+from __future__ import annotations
+
+import io
+import types
+from typing import Any
+
+import pytest
+from rich.console import Console
+
+from autotune.tune import settings
+from autotune.tune.settings import Progress
+
+
+class Clock:
+    now = 100.0
+
+    def monotonic(self) -> float:
+        return self.now
+
+
+@pytest.fixture
+def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
+    clock = Clock()
+    monkeypatch.setattr(settings, "time", clock)
+    return clock
+
+
+def study(trials: int) -> Any:
+    return types.SimpleNamespace(finished=range(trials), best_us=4200.0, default_us=5100.0, failures=1)
+
+
+def test_a_log_has_a_line_every_ten_seconds(clock: Clock) -> None:
+    out = io.StringIO()
+    with Progress(Console(file=out, force_terminal=False, width=200)) as progress:
+        progress.end = clock.now + 60
+        progress.start("mace forward", study(3), 40)
+        for _ in range(26):
+            clock.now += 1
+            progress.update()
+        progress.stop()
+        progress.step("mace: comparing forward")
+        clock.now += 11
+        progress.step("mace: comparing backward")
+    lines = [line.replace("\xa0", " ") for line in out.getvalue().splitlines()]
+    assert lines == [
+        "mace forward: 3/40 trials, best 4.20 ms, default 5.10 ms, 1 failed, 50 s left",
+        "mace forward: 3/40 trials, best 4.20 ms, default 5.10 ms, 1 failed, 40 s left",
+        "mace forward: 3/40 trials, best 4.20 ms, default 5.10 ms, 1 failed",
+        "mace: comparing backward: 23 s left",
+    ]
+
+
+def test_a_terminal_shows_the_same(clock: Clock) -> None:
+    out = io.StringIO()
+    with Progress(Console(file=out, force_terminal=True, width=200)) as progress:
+        progress.end = clock.now + 60
+        progress.start("mace forward", study(3), None)
+        progress._bar.refresh()
+        progress.step("mace: comparing forward")
+        progress._bar.refresh()
+    shown = out.getvalue().replace("\xa0", " ")
+    for words in ("mace forward", "3 trials", "best 4.20 ms", "60 s left", "mace: comparing forward"):
+        assert words in shown
