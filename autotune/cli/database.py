@@ -6,7 +6,7 @@ import json
 import math
 import time
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
 
@@ -141,20 +141,56 @@ def merge(
         print(f"{file} -> {target}: {', '.join(f'{count} {name}' for name, count in counts(merged).items())}")
 
 
-@app.command()
+@app.command(
+    epilog=options.examples("equitune db export mine.json", "equitune db export formats --format t4"),
+)
 def export(
-    path: Annotated[Path, typer.Argument(metavar="FILE", help="The file to write. It must not exist.")],
+    path: Annotated[
+        Path, typer.Argument(metavar="PATH", help="The file to write; with --format t4 a folder. It must not exist.")
+    ],
     problem: Problems = None,
+    form: Annotated[
+        Literal["equitune", "t4"],
+        typer.Option("--format", help="t4: the autotuning community's T1 and T4, and caches for Kernel Tuner."),
+    ] = "equitune",
     device: options.Device = None,
     results: options.Results = None,
 ) -> None:
-    """Write this device's entries to a database file, to share or contribute."""
-    from autotune.database.maintenance import export_file
+    """Write this device's entries to a database file, to share or contribute.
+
+    With --format t4: the databases and trials of all devices (--device: of one) in formats that other autotuners read.
+    """
     from kernelgen.device import device_facts
 
-    count = export_file(_table(results, device_facts(options.resolve_device(device)).slug), path, problem or ())
+    slug = device_facts(options.resolve_device(device)).slug if device or form == "equitune" else None
+    if form == "t4":
+        from autotune.replay.open_formats import export_results
+
+        done = export_results(options.results_folder(results), path, slug, problem or ())
+        print(f"{path}: {done.entries} entries, {done.trials} trials of {done.studies} studies, {done.devices} devices")
+        if done.unnamed:
+            print(f"{len(done.unnamed)} studies that no entry cites are left out, such as {done.unnamed[0]}")
+        return
+    from autotune.database.maintenance import export_file
+
+    count = export_file(_table(results, str(slug)), path, problem or ())
     print(f"{path}: {count} entries")
     options.print_next(f"on the other machine: equitune db merge {path.name}")
+
+
+@app.command("import")
+def import_(
+    files: Annotated[
+        list[Path], typer.Argument(metavar="FILE...", help="STUDY.t4.json, by `equitune db export --format t4`.")
+    ],
+    results: options.Results = None,
+) -> None:
+    """Add the trials of T4 files to the trials here, from which `equitune tune` goes on."""
+    from autotune.replay.open_formats import import_trials
+
+    for file in files:
+        target, count = import_trials(file, options.results_folder(results))
+        print(f"{file} -> {target}: {count} new trials")
 
 
 @app.command()
