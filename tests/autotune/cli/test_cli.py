@@ -23,7 +23,7 @@ from autotune.cli.groups import Group
 from kernelgen.errors import CompileError
 from kernelgen.version import __version__
 
-COMMANDS = ("doctor", "tune", "bench", "record", "replay", "pack", "report", "show", "db")
+COMMANDS = ("doctor", "tune", "bench", "record", "replay", "explain-defaults", "pack", "report", "show", "db")
 
 
 class Command:
