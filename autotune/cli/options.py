@@ -111,12 +111,9 @@ def budget_seconds(text: str | None, option: str = "--budget") -> float | None:
 
 
 def sampler_name(text: str | None) -> str | None:
-    from autotune.errors import ConfigError, unknown_name
-    from autotune.workload.toml_tables import SAMPLERS
+    from autotune.workload.toml_tables import check_sampler
 
-    if text is not None and text not in SAMPLERS:
-        raise ConfigError(unknown_name("sampler", text, SAMPLERS))
-    return text
+    return None if text is None else check_sampler(text)
 
 
 def peers_named(text: str) -> tuple[str, ...] | None:

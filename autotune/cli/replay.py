@@ -83,7 +83,8 @@ def records(
     sampler: Annotated[
         list[str] | None,
         typer.Option(
-            help="tpe, climb, gp, random or default. Repeat it for several. Default: all.",
+            help="tpe, climb, gp, random, default, or module:Class of an Optuna sampler. Repeat it for several. "
+            "Default: all but classes.",
             rich_help_panel=options.SEARCH,
         ),
     ] = None,

@@ -29,7 +29,8 @@ app = typer.Typer(
 )
 
 Sampler = Annotated[
-    str | None, typer.Option(help="auto, tpe, climb, gp, random or brute.", rich_help_panel=options.SEARCH)
+    str | None,
+    typer.Option(help="auto, tpe, climb, gp, random, brute, or module:Class.", rich_help_panel=options.SEARCH),
 ]
 Seed = Annotated[int, typer.Option(help="Random seed.", rich_help_panel=options.SEARCH)]
 Patience = Annotated[
