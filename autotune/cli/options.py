@@ -160,11 +160,11 @@ def write_pages(results: Path, reports: Path | None, only: str | None) -> bool:
 
 
 def write_comparison_page(before: Path, after: Path, results: Path, reports: Path | None) -> None:
-    """Write the page that compares two bench records and print its path."""
+    """Print the verdict on two bench records, write the page that compares them, and print its path."""
     from autotune.paths import reports_dir
     from autotune.report import write_comparison
 
-    print(f"report: {write_comparison(before, after, reports or reports_dir(results))}")
+    print(f"report: {write_comparison(before, after, reports or reports_dir(results), print)}")
 
 
 def print_rich(renderable: Any) -> None:
