@@ -15,7 +15,7 @@ from typing import Any
 
 from autotune.database import trials as trial_archive
 from autotune.database.entry import Entry
-from autotune.database.store import device_files, is_slug, read_table, replace_file
+from autotune.database.store import device_files, is_slug, read_table
 from autotune.errors import DatabaseError
 from autotune.workload.kinds.registry import kernel_kind
 from kernelgen.errors import EquituneError, cause_of
@@ -232,7 +232,7 @@ def cache_of(study: StudyFile) -> dict[str, Any]:
 
 @dataclass(frozen=True)
 class Exported:
-    """Numbers of what was written; ``unnamed``: studies that no entry cites, so that nothing says what they are of."""
+    """Numbers of what was written; ``unnamed``: studies of which no entry or header says what they are."""
 
     devices: int
     studies: int
@@ -261,6 +261,8 @@ def export_results(results: Path, folder: Path, only: str | None = None, labels:
         here = [study for study in here if not labels or study.facts["label"] in labels]
         _write(home / "metadata.json", metadata_of(table.device, entries))
         _write(home / f"database{T4}", t4_of_database(table.device, entries))
+        if drawn := read_table(results / "drawn" / file.name).by_identity.values():
+            _write(home / "drawn" / f"database{T4}", t4_of_database(table.device, drawn))
         for study in here:
             for ending, make in ((T1, t1_of), (T4, t4_of), (CACHE, cache_of)):
                 if data := make(study):
@@ -283,9 +285,13 @@ def studies_of(results: Path, slug: str, device: Mapping[str, Any]) -> tuple[lis
             elif lines:
                 facts = {fact: getattr(cited[name], fact) for fact in FACTS}
                 studies.append(StudyFile(name, folder, facts, device, lines))
-    for name, (head, *lines) in trial_archive.read_device(results / "record" / slug)[0].items():
-        facts = {fact: head[fact] for fact in FACTS}
-        studies.append(StudyFile(name, "record", facts, device, lines))
+    for name, lines in trial_archive.read_device(results / "record" / slug)[0].items():
+        head = lines[0] if lines else {}
+        if head.get("record") == 1 and all(fact in head for fact in FACTS):
+            facts = {fact: head[fact] for fact in FACTS}
+            studies.append(StudyFile(name, "record", facts, device, [*filter(trial_archive.is_trial, lines)]))
+        else:
+            unnamed.append(name)
     return studies, unnamed
 
 
@@ -318,10 +324,8 @@ def import_trials(path: Path, results: Path) -> tuple[Path, int]:
     target = trial_archive.study_path(results, slug, study)
     known = {trial_archive.identity(line) for line in trial_archive.read_study(target)}
     new = {key: line for line in lines if (key := trial_archive.identity(line)) not in known}
-    if new:
-        target.parent.mkdir(parents=True, exist_ok=True)
-        text = "".join(json.dumps(line) + "\n" for line in (*trial_archive.read(target), *new.values()))
-        replace_file(target, text)
+    for line in new.values():  # appended, because a tuner may be at work on the same file
+        trial_archive.append(target, line)
     return target, len(new)
 
 

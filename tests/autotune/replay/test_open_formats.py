@@ -63,6 +63,7 @@ def results(tmp_path: Path, lines: list[dict[str, Any]]) -> Path:
     for study in (STUDY, "strange"):
         for line in lines:
             trial_archive.append(trial_archive.study_path(folder, GPU.slug, study), line)
+    trial_archive.append(trial_archive.study_path(folder, GPU.slug, "headless", "record"), lines[0])
     return folder
 
 
@@ -73,7 +74,7 @@ def read(path: Path) -> Any:
 def test_trials_come_back_from_t4_as_they_were(results: Path, lines: list[dict[str, Any]], tmp_path: Path) -> None:
     done = export_results(results, tmp_path / "out")
     assert (done.devices, done.studies, done.trials, done.entries) == (2, 1, len(lines), 2)
-    assert done.unnamed == ("strange",)
+    assert done.unnamed == ("strange", "headless")
     path = tmp_path / "out" / GPU.slug / "trials" / f"{STUDY}.t4.json"
     target, count = import_trials(path, tmp_path / "back")
     assert count == len(lines)
