@@ -23,13 +23,13 @@ from autotune.cli import options
 from autotune.cli import pack as cli_pack
 from autotune.cli import replay as cli_replay
 from autotune.cli import tune as cli_tune
-from autotune.cli.replay import record
+from autotune.cli.replay import explain_defaults, record
 from autotune.cli.tune import show_misses
 from kernelgen.files import with_fit_texts
 
 # The exit code of a command that ran and found something wrong.
 FAILED = 1
-ORDER = ("doctor", "tune", "bench", "certify", "record", "replay", "pack", "report", "show", "db")
+ORDER = ("doctor", "tune", "bench", "certify", "record", "replay", "explain-defaults", "pack", "report", "show", "db")
 
 
 class Root(TyperGroup):
@@ -188,6 +188,7 @@ def certify(
 
 
 app.command()(record)
+app.command()(explain_defaults)
 app.add_typer(cli_replay.app, name="replay")
 app.add_typer(cli_pack.app, name="pack")
 

@@ -6,7 +6,7 @@ import json
 import math
 import time
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
 
@@ -14,12 +14,12 @@ from autotune.cli import options
 
 if TYPE_CHECKING:
     from autotune.database.entry import Entry
-    from autotune.database.maintenance import Stale
+    from autotune.database.maintenance import Merged, Stale
     from autotune.database.store import Table
     from kernelgen.device import DeviceFacts
 
 app = typer.Typer(
-    help="Manage tuned databases: list stale entries, verify, retune, merge, export.",
+    help="Manage tuned databases: list stale entries, verify, retune, merge, export, share.",
     epilog=options.examples("equitune db stale", "equitune db retune --budget 30m", "equitune db merge theirs.json"),
     no_args_is_help=True,
 )
@@ -129,32 +129,107 @@ def merge(
     results: options.Results = None,
 ) -> None:
     """Merge database files into the local databases. Prints which entry wins each conflict, and why."""
-    from autotune.database.maintenance import counts, merge_file
+    from autotune.database.maintenance import merge_file
     from autotune.tune.contribution import database_in
 
     for file in files:
         with database_in(file) as database:
             target, merged = merge_file(database, options.results_folder(results))
-        for item in merged:
-            if item.reason not in ("new here", "the same as here"):
-                print(f"{_name(item.entry)}: {'taken' if item.taken else 'kept out'}, {item.reason}")
-        print(f"{file} -> {target}: {', '.join(f'{count} {name}' for name, count in counts(merged).items())}")
+        _print_merged(merged)
+        print(f"{file} -> {target}: {_counts(merged)}")
 
 
-@app.command()
+@app.command(
+    epilog=options.examples("equitune db export mine.json", "equitune db export formats --format t4"),
+)
 def export(
-    path: Annotated[Path, typer.Argument(metavar="FILE", help="The file to write. It must not exist.")],
+    path: Annotated[
+        Path, typer.Argument(metavar="PATH", help="The file to write; with --format t4 a folder. It must not exist.")
+    ],
+    problem: Problems = None,
+    form: Annotated[
+        Literal["equitune", "t4"],
+        typer.Option("--format", help="t4: the autotuning community's T1 and T4, and caches for Kernel Tuner."),
+    ] = "equitune",
+    device: options.Device = None,
+    results: options.Results = None,
+) -> None:
+    """Write this device's entries to a database file, to share or contribute.
+
+    With --format t4: the databases and trials of all devices (--device: of one) in formats that other autotuners read.
+    """
+    from kernelgen.device import device_facts
+
+    slug = device_facts(options.resolve_device(device)).slug if device or form == "equitune" else None
+    if form == "t4":
+        from autotune.replay.open_formats import export_results
+
+        done = export_results(options.results_folder(results), path, slug, problem or ())
+        print(f"{path}: {done.entries} entries, {done.trials} trials of {done.studies} studies, {done.devices} devices")
+        if done.unnamed:
+            print(f"{len(done.unnamed)} studies that no entry cites are left out, such as {done.unnamed[0]}")
+        return
+    from autotune.database.maintenance import export_file
+
+    count = export_file(_table(results, str(slug)), path, problem or ())
+    print(f"{path}: {count} entries")
+    options.print_next(f"on the other machine: equitune db merge {path.name}")
+
+
+@app.command("import")
+def import_(
+    files: Annotated[
+        list[Path], typer.Argument(metavar="FILE...", help="STUDY.t4.json, by `equitune db export --format t4`.")
+    ],
+    results: options.Results = None,
+) -> None:
+    """Add the trials of T4 files to the trials here, from which `equitune tune` goes on."""
+    from autotune.replay.open_formats import import_trials
+
+    for file in files:
+        target, count = import_trials(file, options.results_folder(results))
+        print(f"{file} -> {target}: {count} new trials")
+
+
+@app.command(
+    epilog=options.examples(
+        "equitune db pull /shared/equitune", "equitune db pull https://example.org/equitune --sha256 0f3a..."
+    )
+)
+def pull(
+    source: Annotated[str, typer.Argument(metavar="SOURCE", help="A folder, or a URL that begins with https://.")],
+    sha256: Annotated[str | None, typer.Option(help="Take only the file with this SHA-256.")] = None,
+    of: Annotated[str | None, typer.Option(metavar="DEVICE", help="Of another device, such as nvidia-h200.")] = None,
+    device: options.Device = None,
+    results: options.Results = None,
+) -> None:
+    """Take this device's entries from a shared database; those without a certificate or a legal launch are refused."""
+    from autotune.database.exchange import pull as pull_from
+    from kernelgen.device import device_facts
+
+    facts = None if of else device_facts(options.resolve_device(device))
+    slug = of or (facts.slug if facts else "")
+    target, digest, merged = pull_from(source, slug, options.results_folder(results), sha256, facts)
+    _print_merged(merged)
+    print(f"{source} -> {target}: {_counts(merged)}")
+    options.print_next(f"to pin what you took: --sha256 {digest}")
+
+
+@app.command(epilog=options.examples("equitune db push /shared/equitune"))
+def push(
+    folder: Annotated[str, typer.Argument(metavar="FOLDER", help="The shared database. It is made if it is missing.")],
     problem: Problems = None,
     device: options.Device = None,
     results: options.Results = None,
 ) -> None:
-    """Write this device's entries to a database file, to share or contribute."""
-    from autotune.database.maintenance import export_file
+    """Put this device's entries into a folder that others pull from; the better of two entries stays there."""
+    from autotune.database.exchange import push as push_to
     from kernelgen.device import device_facts
 
-    count = export_file(_table(results, device_facts(options.resolve_device(device)).slug), path, problem or ())
-    print(f"{path}: {count} entries")
-    options.print_next(f"on the other machine: equitune db merge {path.name}")
+    slug = device_facts(options.resolve_device(device)).slug
+    target, digest, merged = push_to(options.results_folder(results), slug, folder, problem or ())
+    _print_merged(merged)
+    print(f"{target}: {_counts(merged)}; sha256 {digest}")
 
 
 @app.command()
@@ -238,6 +313,19 @@ def check(
         failed += len(report.faults)
     if failed:
         raise typer.Exit(1)
+
+
+def _print_merged(merged: list[Merged]) -> None:
+    """Conflicts and refusals."""
+    for item in merged:
+        if item.reason not in ("new here", "the same as here"):
+            print(f"{_name(item.entry)}: {'taken' if item.taken else 'kept out'}, {item.reason}")
+
+
+def _counts(merged: list[Merged]) -> str:
+    from autotune.database.maintenance import counts
+
+    return ", ".join(f"{count} {name}" for name, count in counts(merged).items())
 
 
 def _name(entry: Entry) -> str:

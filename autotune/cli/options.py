@@ -111,12 +111,9 @@ def budget_seconds(text: str | None, option: str = "--budget") -> float | None:
 
 
 def sampler_name(text: str | None) -> str | None:
-    from autotune.errors import ConfigError, unknown_name
-    from autotune.workload.toml_tables import SAMPLERS
+    from autotune.workload.toml_tables import check_sampler
 
-    if text is not None and text not in SAMPLERS:
-        raise ConfigError(unknown_name("sampler", text, SAMPLERS))
-    return text
+    return None if text is None else check_sampler(text)
 
 
 def peers_named(text: str) -> tuple[str, ...] | None:
@@ -163,11 +160,11 @@ def write_pages(results: Path, reports: Path | None, only: str | None) -> bool:
 
 
 def write_comparison_page(before: Path, after: Path, results: Path, reports: Path | None) -> None:
-    """Write the page that compares two bench records and print its path."""
+    """Print the verdict on two bench records, write the page that compares them, and print its path."""
     from autotune.paths import reports_dir
     from autotune.report import write_comparison
 
-    print(f"report: {write_comparison(before, after, reports or reports_dir(results))}")
+    print(f"report: {write_comparison(before, after, reports or reports_dir(results), print)}")
 
 
 def print_rich(renderable: Any) -> None:

@@ -1,7 +1,8 @@
-"""``equitune record`` and ``equitune replay``: time a whole search space, then compare samplers on the times."""
+"""``equitune record``, ``replay`` and ``explain-defaults``: what a whole search space teaches, without a device."""
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -39,6 +40,38 @@ def record(config: options.Config, device: options.Device = None, results: optio
         raise typer.Exit(options.INTERRUPTED)
 
 
+def explain_defaults(
+    device: Annotated[
+        str | None, typer.Argument(metavar="DEVICE", help="Such as nvidia-h200. Default: all that have a database.")
+    ] = None,
+    near: Annotated[float, typer.Option(help="How near to the best counts: 0.05 is 5%.")] = 0.05,
+    most: Annotated[int, typer.Option(help="Print so many schedules of each kernel.")] = 5,
+    as_json: Annotated[bool, typer.Option("--json", help="Print a JSON list with all of them.")] = False,
+    results: options.Results = None,
+) -> None:
+    """Print, from all trials, the fewest schedules that are near the best everywhere, as rules."""
+    from autotune.database.store import device_files, read_table
+    from autotune.errors import ConfigError, unknown_name
+    from autotune.replay.explained import as_data, explain, lines_of
+    from autotune.replay.open_formats import studies_of
+
+    options.positive("--most", most)
+    folder = options.results_folder(results)
+    slugs = [file.stem for file in device_files(folder)]
+    if device is not None and device not in slugs:
+        raise ConfigError(unknown_name("device", device, slugs))
+    data = []
+    for slug in slugs if device is None else [device]:
+        table = read_table(folder / f"{slug}.json")
+        found = explain(studies_of(folder, slug, table.device)[0], near)
+        data += [{"device": slug, **as_data(rules)} for rules in found]
+        if not as_json:
+            print(f"{table.device.get('name', slug)}:")
+            print(*(line for rules in found for line in lines_of(rules, most)), sep="\n")
+    if as_json:
+        print(json.dumps(data, indent=1))
+
+
 @app.command(
     epilog=options.examples("equitune replay results/record/*.jsonl.gz --sampler tpe --seeds 5"),
 )
@@ -50,7 +83,8 @@ def records(
     sampler: Annotated[
         list[str] | None,
         typer.Option(
-            help="tpe, climb, gp, random or default. Repeat it for several. Default: all.",
+            help="tpe, climb, gp, random, default, or module:Class of an Optuna sampler. Repeat it for several. "
+            "Default: all but classes.",
             rich_help_panel=options.SEARCH,
         ),
     ] = None,

@@ -33,7 +33,8 @@ app = typer.Typer(
 PAGES_S = 4.0
 
 Sampler = Annotated[
-    str | None, typer.Option(help="auto, tpe, climb, gp, random or brute.", rich_help_panel=options.SEARCH)
+    str | None,
+    typer.Option(help="auto, tpe, climb, gp, random, brute, or module:Class.", rich_help_panel=options.SEARCH),
 ]
 Seed = Annotated[int, typer.Option(help="Random seed.", rich_help_panel=options.SEARCH)]
 Patience = Annotated[

@@ -106,7 +106,7 @@ def merge_file(path: Path, results_dir: Path, generator: str = GENERATOR_VERSION
         raise DatabaseError(f"{path} was not merged: {theirs.flaws[0]}{more}; merge what the same version wrote")
     target = database_path(results_dir, str(theirs.device.get("slug", "")))
     database = Database.load(target, theirs.device)
-    merged = [_merge(entry, database, generator) for _, entry in sorted(theirs.by_identity.items())]
+    merged = [merge_entry(entry, database, generator) for _, entry in sorted(theirs.by_identity.items())]
     if any(item.taken for item in merged):
         for item in merged:
             if item.taken:
@@ -115,7 +115,8 @@ def merge_file(path: Path, results_dir: Path, generator: str = GENERATOR_VERSION
     return target, merged
 
 
-def _merge(entry: Entry, database: Database, generator: str) -> Merged:
+def merge_entry(entry: Entry, database: Database, generator: str = GENERATOR_VERSION) -> Merged:
+    """Put one entry into a database, without saving it, if it is new or better measured than the one there."""
     if entry.wrong_record and not entry.failed_check:
         return Merged(entry, False, f"its {entry.wrong_record}")
     ours = database.get(entry.identity)

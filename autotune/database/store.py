@@ -115,9 +115,16 @@ def read_table(path: Path) -> Table:
     A missing file is an empty table. OSError if the file exists but cannot be read.
     """
     try:
-        data = parse_json(path.read_bytes())
+        data = path.read_bytes()
     except FileNotFoundError:
         return Table()
+    return parse_table(data)
+
+
+def parse_table(text: bytes) -> Table:
+    """As :func:`read_table`, of a file's bytes."""
+    try:
+        data = parse_json(text)
     except ValueError as error:
         return Table(flaws=(f"it is not valid JSON ({error})",))
     if not isinstance(data, dict) or not isinstance(data.get("entries"), list):

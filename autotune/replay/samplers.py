@@ -133,9 +133,9 @@ def replay(
     compilers = record.header["workers"]
 
     def searched(sampler: str, starts: Sequence[Knobs] = ()) -> dict[str, Any]:
-        if sampler not in SEEDS:
+        if sampler not in SEEDS and ":" not in sampler:
             raise ConfigError(unknown_name("sampler", sampler, SEEDS))
-        count = 1 if sampler == "default" else seeds or SEEDS[sampler]
+        count = 1 if sampler == "default" else seeds or SEEDS.get(sampler, SEEDS["tpe"])
         options: dict[str, Any] = {"ahead": ahead or proposals_ahead(sampler, compilers), "prune": prune}
         runs = [run(record, sampler, seed, trials, **options, starts=starts) for seed in range(count)]
         near = {f"{near:.2f}": [trials_to(best, (1 + near) * record.best_us) for best in runs] for near in NEAR}

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import os
 import tempfile
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -39,15 +39,19 @@ def write_reports(results_dir: str | Path, reports_dir: str | Path, only: str | 
     return [_publish(reports, page) for page in pages.values()]
 
 
-def write_comparison(before: str | Path, after: str | Path, reports_dir: str | Path) -> Path:
+def write_comparison(
+    before: str | Path, after: str | Path, reports_dir: str | Path, say: Callable[[str], object] = lambda line: None
+) -> Path:
     """Write a page that compares two bench records (files, or results folders with one each); returns its path.
 
-    Raises ReportError for anything else.
+    say: is told the verdict, in lines. Raises ReportError for anything else.
     """
-    from autotune.report.compare import build_comparison, compare, load_record
+    from autotune.report.compare import build_comparison, compare, load_record, verdict_lines
 
-    first, second = load_record(Path(before)), load_record(Path(after))
-    page = build_comparison(compare(first, second))
+    comparison = compare(load_record(Path(before)), load_record(Path(after)))
+    page = build_comparison(comparison)
+    for line in verdict_lines(comparison):
+        say(line)
     reports = Path(reports_dir)
     reports.mkdir(parents=True, exist_ok=True)
     return _publish(reports, page)

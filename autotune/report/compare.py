@@ -33,7 +33,7 @@ from autotune.report.devices import PASSES
 from autotune.report.kernels import by
 from autotune.report.render import Page, Section, render
 from autotune.report.rows import SuiteRow, mapping, met, plain_names, rows_text, value_text
-from autotune.text import MISSING, TUNED, direction_name, floored_ratio, geometric_mean
+from autotune.text import MISSING, TUNED, direction_name, floored_ratio, geometric_mean, is_ours
 from kernelgen.errors import cause_of
 from kernelgen.files import parse_json
 
@@ -107,30 +107,57 @@ class Comparison:
     only_before: tuple[SuiteRow, ...] = field(default=())
     only_after: tuple[SuiteRow, ...] = field(default=())
 
+    @property
+    def sides(self) -> tuple[str, str]:
+        return sides_of(self.before, self.after)
+
+    @property
+    def places(self) -> tuple[str, str]:
+        return places_of(self.sides)
+
     def ours(self) -> Iterable[tuple[Pair, Judgement]]:
         """Pairs with the judgement of the tuned kernel."""
         return zip(self.pairs, (judged[TUNED] for judged in self.judged), strict=True)
 
 
+def sides_of(before: Record, after: Record) -> tuple[str, str]:
+    """What to call the two: the devices' names, or before and after of one device."""
+    return ("before", "after") if before.name == after.name else (before.name, after.name)
+
+
+def places_of(sides: tuple[str, str]) -> tuple[str, str]:
+    """For sentences: ``after``, ``on NVIDIA H200``."""
+    return sides if sides == ("before", "after") else (f"on {sides[0]}", f"on {sides[1]}")
+
+
 def compare(before: Record, after: Record, level: float = LEVEL, tolerance: float = TOLERANCE) -> Comparison:
     """Compare every row of both records."""
     pairs = [Pair(row, after.rows[identity]) for identity, row in before.rows.items() if identity in after.rows]
-    judged = [{name: judge(pair, name, level, tolerance) for name in {TUNED: 0, **dict.fromkeys(pair.contenders())}}
-              for pair in pairs]  # fmt: skip
+    places = places_of(sides_of(before, after))
+    judged = [
+        {name: judge(pair, name, level, tolerance, places) for name in dict.fromkeys((TUNED, *pair.contenders()))}
+        for pair in pairs
+    ]
     only = [tuple(row for identity, row in record.rows.items() if identity not in other.rows)
             for record, other in ((before, after), (after, before))]  # fmt: skip
     return Comparison(before, after, level, tolerance, tuple(pairs), tuple(judged), *only)
 
 
-def judge(pair: Pair, contender: str, level: float = LEVEL, tolerance: float = TOLERANCE) -> Judgement:
+def judge(
+    pair: Pair,
+    contender: str,
+    level: float = LEVEL,
+    tolerance: float = TOLERANCE,
+    places: tuple[str, str] = ("before", "after"),
+) -> Judgement:
     times = [row.times.get(contender, math.nan) for row in (pair.before, pair.after)]
     ratio, unknown = times[0] / times[1], (0.0, math.inf)
-    failed = [side for side, time in zip(("before", "after"), times, strict=True) if math.isnan(time)]
+    failed = [side for side, time in zip(places, times, strict=True) if math.isnan(time)]
     if failed:
         return Judgement(ratio, unknown, UNCLEAR, f"no time {' and '.join(failed)}")
     theirs, ours = pair.before.samples(contender), pair.after.samples(contender)
     if not theirs or not ours:
-        sides = [side for side, samples in (("before", theirs), ("after", ours)) if not samples]
+        sides = [side for side, samples in zip(places, (theirs, ours), strict=True) if not samples]
         return Judgement(ratio, unknown, UNCLEAR, f"no raw samples {' and '.join(sides)}")
     if theirs == ours:
         # A record continued from an older one keeps its rows: nothing was measured twice.
@@ -194,10 +221,11 @@ class PairLine:
     changes: tuple[tuple[str, str, str, str], ...]
     said: str
     strips: Strips | None
+    sides: tuple[str, str]
 
     def failures(self, contender: str) -> str:
-        sides = (("before", self.pair.before), ("after", self.pair.after))
-        return "; ".join(f"{name}: {row.reason(contender)}" for name, row in sides
+        rows = zip(self.sides, (self.pair.before, self.pair.after), strict=True)
+        return "; ".join(f"{name}: {row.reason(contender)}" for name, row in rows
                          if math.isnan(row.times.get(contender, math.nan)))  # fmt: skip
 
 
@@ -221,8 +249,9 @@ def build_comparison(data: Comparison) -> Page:
         verdict_names=VERDICTS,
         verdicts=list(_verdicts(data)),
         kinds={FASTER: "faster", SLOWER: "slow"},
-        dots=ratio_dots(lanes, "ratios", "before") if lanes else None,
-        lines=[_pair_line(pair, judged) for pair, judged in zip(data.pairs, data.judged, strict=True)],
+        heads=[side[:1].upper() + side[1:] for side in data.sides],
+        dots=ratio_dots(lanes, "ratios", data.sides[0].replace("$", r"\$")) if lanes else None,
+        lines=[_pair_line(pair, judged, data.sides) for pair, judged in zip(data.pairs, data.judged, strict=True)],
         facts=_facts(before, after),
         resamples=RESAMPLES,
     )
@@ -238,7 +267,20 @@ def sentence(data: Comparison) -> str:
     end = "" if math.isnan(mean) else f" Geometric mean speed-up of the tuned kernels: {floored_ratio(mean)}."
     kept = sum(judged.reason == ONE_MEASUREMENT for _, judged in data.ours())
     end += f" {rows_text(kept)} are in both records but were measured once." if kept else ""
-    return f"Of {rows_text(len(data.pairs))} in both records, after against before: {told}.{end}"
+    return f"Of {rows_text(len(data.pairs))} in both records, {data.sides[1]} against {data.sides[0]}: {told}.{end}"
+
+
+def verdict_lines(data: Comparison) -> Iterator[str]:
+    """The result for a terminal: in plain words, then our kernels by pass, and the peers, which are the control."""
+    yield sentence(data)
+    found = list(_verdicts(data))
+    passes = [(direction_name(which), judged) for name, which, judged in found if name == TUNED]
+    peers = [judgement for name, _, judged in found if not is_ours(name) for judgement in judged]
+    for name, judged in [*passes, *([("peers, as a control", peers)] if peers else [])]:
+        counts = Counter(judgement.verdict for judgement in judged)
+        told = ", ".join(f"{counts[name]} {name}" for name in VERDICTS if counts[name])
+        mean = geometric_mean(judgement.ratio for judgement in judged)
+        yield f"  {name}: {told}" + ("" if math.isnan(mean) else f"; mean ratio {floored_ratio(mean)}")
 
 
 def _verdicts(data: Comparison) -> Iterator[tuple[str, str, list[Judgement]]]:
@@ -251,7 +293,7 @@ def _verdicts(data: Comparison) -> Iterator[tuple[str, str, list[Judgement]]]:
                 yield name, which, judged
 
 
-def _pair_line(pair: Pair, judged: dict[str, Judgement]) -> PairLine:
+def _pair_line(pair: Pair, judged: dict[str, Judgement], sides: tuple[str, str]) -> PairLine:
     before, after = pair.before.schedules(TUNED), pair.after.schedules(TUNED)
     changes = [
         (direction, name, value_text(old.get(name)), value_text(new.get(name)))
@@ -261,9 +303,9 @@ def _pair_line(pair: Pair, judged: dict[str, Judgement]) -> PairLine:
         if old.get(name) != new.get(name)
     ]
     same = "Both records used the same tuned schedules." if before and before == after else ""
-    samples = {"before": pair.before.samples(TUNED), "after": pair.after.samples(TUNED)}
-    drawn = strips(samples, pair.after.what, origin="before") if all(samples.values()) else None
-    return PairLine(pair, judged, tuple(changes), same or "No knob in both records has changed.", drawn)
+    samples = {sides[0]: pair.before.samples(TUNED), sides[1]: pair.after.samples(TUNED)}
+    drawn = strips(samples, pair.after.what, origin=sides[0]) if all(samples.values()) else None
+    return PairLine(pair, judged, tuple(changes), same or "No knob in both records has changed.", drawn, sides)
 
 
 def _facts(before: Record, after: Record) -> list[tuple[str, str, str]]:

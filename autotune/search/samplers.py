@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import hashlib
+import importlib
+import inspect
 import json
+import sys
 import warnings
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import nullcontext
 from datetime import datetime, timezone
 from pathlib import Path
@@ -13,9 +16,9 @@ from typing import TYPE_CHECKING, Any
 
 import filelock
 
-from autotune.errors import ConfigError, StudyError, unknown_name
+from autotune.errors import ConfigError, StudyError
 from autotune.measure.space import Space
-from autotune.workload.toml_tables import SAMPLERS, SEEDS
+from autotune.workload.toml_tables import SEEDS, check_sampler
 from kernelgen.kernels.knobs import Knobs
 
 if TYPE_CHECKING:
@@ -48,7 +51,7 @@ def proposals_ahead(sampler: str, compilers: int) -> int:
 
 
 def make_sampler(name: str, seed: int) -> optuna.samplers.BaseSampler:
-    """Optuna's sampler of that name.
+    """Optuna's sampler of that name, or a new one of the class ``module:Class``, with the seed if it takes one.
 
     ``climb`` uses TPE for every second proposal; the others are neighbours of the fastest schedules, and TPE learns
     from them too. ``brute`` enumerates the space without Optuna.
@@ -63,7 +66,27 @@ def make_sampler(name: str, seed: int) -> optuna.samplers.BaseSampler:
         return optuna.samplers.GPSampler(seed=seed, warn_independent_sampling=False)
     if name in ("random", "brute"):
         return optuna.samplers.RandomSampler(seed=seed)
-    raise ConfigError(unknown_name("sampler", name, SAMPLERS))
+    cls = _sampler_class(check_sampler(name))
+    takes_seed = "seed" in inspect.signature(cls).parameters
+    return cls(seed=seed) if takes_seed else cls()
+
+
+def _sampler_class(text: str) -> Callable[..., optuna.samplers.BaseSampler]:
+    """The class of ``module:Class``; the module may lie in the present folder."""
+    import optuna
+
+    module, _, name = text.partition(":")
+    if "" not in sys.path:
+        sys.path.insert(0, "")
+    try:
+        cls = getattr(importlib.import_module(module), name)
+    except (ImportError, AttributeError, ValueError) as error:
+        raise ConfigError(f"sampler {text!r}: {error}; expected module:Class of an Optuna sampler") from error
+    if not (isinstance(cls, type) and issubclass(cls, optuna.samplers.BaseSampler)):
+        raise ConfigError(
+            f"sampler {text!r} is {cls!r:.200}; expected a class derived from optuna.samplers.BaseSampler"
+        )
+    return cls
 
 
 def open_optuna(

@@ -208,7 +208,7 @@ class Study(Findings):
         self._turn += 1
         if self.sampler == "climb" and self._turn % 2 and (neighbour := self._neighbour()) is not None:
             return neighbour
-        for _ in range(MISSES[self.sampler]):
+        for _ in range(MISSES.get(self.sampler, MISSES["tpe"])):
             trial = self._study.ask()
             schedule = self.space.suggest(trial)
             if self._is_candidate(schedule) and self._claim(schedule):

@@ -46,7 +46,7 @@ from autotune.workload.kinds.base import Problem
 from autotune.workload.kinds.registry import KINDS, operations_of, problem_from_key
 from autotune.workload.kinds.tensor_product import ProductKind
 from autotune.workload.toml_tables import (
-    SAMPLERS,
+    check_sampler,
     check_table,
     config_path,
     count_of,
@@ -248,9 +248,7 @@ def _config(path: Path, table: Mapping[str, Any], backend: str) -> TuneConfig:
         if (count := count_of("workload.trials", given.get("trials"))) is not None:
             own_trials |= {workload: count for workload in found if workload not in workloads}
         workloads += found
-    sampler = table.get("sampler", "auto")
-    if sampler not in SAMPLERS:
-        raise ConfigError(unknown_name("sampler", str(sampler), SAMPLERS))
+    sampler = check_sampler(table.get("sampler", "auto"))
     trials, patience = (count_of(key, table.get(key)) for key in ("trials", "patience"))
     budget = parse_duration(table["budget"]) if "budget" in table else None
     restrictions = restrictions_from(table.get("record", {}))

@@ -29,6 +29,13 @@ SEEDS = 2**32
 UNITS = {"h": 3600.0, "m": 60.0, "s": 1.0}
 
 
+def check_sampler(name: Any) -> str:
+    """One of ``SAMPLERS``, or ``module:Class`` of an Optuna sampler, which is imported when a search begins."""
+    if isinstance(name, str) and (name in SAMPLERS or re.fullmatch(r"[\w.]+:\w+", name)):
+        return name
+    raise ConfigError(f"{unknown_name('sampler', str(name), SAMPLERS)}; or module:Class of an Optuna sampler")
+
+
 def config_path(name_or_path: str | Path) -> Path:
     """The file of a config, given by path or by name (with or without ``.toml``) in the shipped ``configs``."""
     given = Path(name_or_path)

@@ -6,6 +6,7 @@ import dataclasses
 import itertools
 import json
 import math
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -311,6 +312,57 @@ def test_record_and_replay_on_the_cpu(tmp_path: Path, capsys: pytest.CaptureFixt
     assert data["space_size"] == 3 and set(data["samplers"]) == {"random", "default"}
     assert data["samplers"]["random"]["curve"][-1] == 1.0 and math.isclose(data["best_us"], found.best_us)
     assert "trials to 5%" in said
+
+
+OWN_SAMPLERS = """
+import optuna
+
+
+class Backwards(optuna.samplers.BaseSampler):
+    \"\"\"The last choice of each knob that was not tried, by turns.\"\"\"
+
+    def __init__(self):
+        self.turn = 0
+
+    def infer_relative_search_space(self, study, trial):
+        return {}
+
+    def sample_relative(self, study, trial, search_space):
+        return {}
+
+    def sample_independent(self, study, trial, name, distribution):
+        self.turn += 1
+        return distribution.choices[-1 - self.turn % len(distribution.choices)]
+
+
+class Seeded(optuna.samplers.RandomSampler):
+    pass
+
+
+class Other:
+    pass
+"""
+
+
+def test_a_sampler_by_its_path_is_replayed_beside_the_others(
+    recorded: Record, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "own_samplers.py").write_text(OWN_SAMPLERS)
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "path", [*sys.path])
+    names = ["random", "own_samplers:Backwards", "own_samplers:Seeded"]
+    data = replay(recorded, names, 20, seeds=2, ahead=1)
+    assert list(data["samplers"]) == names
+    random, backwards, seeded = data["samplers"].values()
+    assert seeded == random != backwards, "the seed reaches a class that takes one"
+    assert "own_samplers:Backwards" in {str(cell) for cell in replay_table(data).columns[0].cells}
+    for name, said in (
+        ("own_samplers:Other", "BaseSampler"),
+        ("own_samplers:Missing", "no attribute"),
+        ("nowhere:Sampler", "No module"),
+    ):
+        with pytest.raises(ConfigError, match=said):
+            replay(recorded, [name], 5, seeds=1)
 
 
 def test_a_transfer_is_told_beside_the_search_without_it(recorded: Record) -> None:

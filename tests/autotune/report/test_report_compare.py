@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import json
 import math
+import re
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +13,7 @@ import pytest
 from browser import CONTRAST, column, heads, needs_chromium, open_all, table_of
 from report_samples import Page, measured_row, write_suite
 
+from autotune.cli.commands import main
 from autotune.errors import ReportError
 from autotune.measure.timing import ratio_interval
 from autotune.report import write_comparison
@@ -149,9 +151,25 @@ def test_two_devices_are_named_in_the_file_and_the_title(tmp_path: Path) -> None
     (file,) = (folders[1] / "bench").iterdir()
     record = json.loads(file.read_text())
     file.write_text(json.dumps(record | {"device": {"name": "Another GPU", "slug": "another-gpu", "backend": "cuda"}}))
-    path = write_comparison(*folders, tmp_path / "reports")
+    said: list[str] = []
+    path = write_comparison(*folders, tmp_path / "reports", said.append)
     assert path.name == "compare-made-up-cpu-2-cores-another-gpu.html"
-    assert "<h1>Made-up CPU 2 cores and Another GPU</h1>" in path.read_text()
+    text = path.read_text()
+    assert "<h1>Made-up CPU 2 cores and Another GPU</h1>" in text
+    assert "Another GPU against Made-up CPU 2 cores: 1 faster" in text and "no time on Another GPU" in text
+    words = re.sub(r"<(style|script).*?</\1>|<[^>]*>|only &lt;before&gt;", " ", text, flags=re.DOTALL)
+    assert "Only on Another GPU" in words
+    assert not re.search(r"\b(before|after)\b", words, re.IGNORECASE), "devices have no order in time"
+    assert said[0] == sentence(compare(*map(load_record, folders)))
+    assert "peers, as a control: " in said[-1] and "mean ratio" in said[-1]
+
+
+def test_the_command_prints_the_verdict(folders: tuple[Path, Path], tmp_path: Path, capsys: Any) -> None:
+    with pytest.raises(SystemExit):
+        main(["report", "--compare", *map(str, folders), "--reports", str(tmp_path)])
+    verdict, *passes, page = capsys.readouterr().out.splitlines()
+    assert verdict.startswith("Of 8 rows in both records, after against before: 1 faster, 1 slower")
+    assert any(line.startswith("  forward: ") for line in passes) and page.startswith("report: ")
 
 
 def test_equal_records_give_equal_bytes(folders: tuple[Path, Path], path: Path, tmp_path: Path) -> None:

@@ -162,6 +162,8 @@ def test_choice_of_sampler(space: Space, cuda_space: Space) -> None:
     assert choose_sampler(cuda_space, None, None) == "climb"
     with pytest.raises(ConfigError, match="tpe"):
         make_sampler("tpee", 0)
+    with pytest.raises(ConfigError, match="expected module:Class"):
+        make_sampler("auto", 0)
     assert [proposals_ahead("tpe", 4), proposals_ahead("tpe", 64), proposals_ahead("random", 64)] == [4, 8, 64]
 
 
