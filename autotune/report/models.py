@@ -9,7 +9,7 @@ from typing import Any
 from autotune.bench.largest import atoms_of, largest_other, why_ended
 from autotune.report.charts import COLOURS
 from autotune.report.picker import Bar, Choice, Command, Picker
-from autotune.report.rows import ModelRow, mapping, number
+from autotune.report.rows import ModelRow, mapping, number, rows_text
 from autotune.text import (
     CAPTURED,
     DEFAULT,
@@ -40,13 +40,15 @@ def model_picker(rows: Sequence[ModelRow]) -> Picker:
 
 
 def first_model_row(rows: Sequence[ModelRow]) -> int:
-    """The place of the row to show first: energies and forces in float32, with all bars, nearest to the mean."""
+    """The place of the row to show first: energies and forces in float32, with all bars, of the package that comes
+    first, nearest to the mean.
+    """
     mean = geometric_mean(row.ratio for row in rows)
 
     def rank(row: ModelRow) -> tuple[Any, ...]:
         untimed = sum(math.isnan(row.time_us(name)) for name in (TUNED, row.best_other, STOCK, DEFAULT))
         off = math.inf if math.isnan(row.ratio) else abs(math.log(row.ratio / mean))
-        return (untimed, row.text("pass") != "energy_forces", row.text("dtype") != "float32", off)
+        return (untimed, row.text("pass") != "energy_forces", row.text("dtype") != "float32", row.order[0], off)
 
     return min(range(len(rows)), key=lambda index: rank(rows[index]))
 
@@ -112,15 +114,15 @@ def models_sentence(rows: Sequence[ModelRow], device: str) -> str:
     sentences = []
     models, steps = ([row for row in judged if row.is_step == is_step] for is_step in (False, True))
     if models:
-        memory = geometric_mean(row.memory_ratio for row in models)
-        held = "" if math.isnan(memory) else f", with {ratio_text(memory)} the memory"
         mean, least = _gain(models)
-        gain = f"{mean} as fast as {others} on the mean, least {least}{held}"
-        sentences.append(f"On this {device}, Equitune runs {_many(models)} {gain}.")
+        sentences.append(f"On this {device}, models run {mean} as fast with Equitune as by {others}.")
+        sentences.append(f"That is the mean of {_cases(models)}; the least is {least}.")
+        if not math.isnan(memory := geometric_mean(row.memory_ratio for row in models)):
+            sentences.append(f"They take {ratio_text(memory)} the memory.")
     if steps:
         mean, least = _gain(steps)
-        gain = f"takes {others} {mean} as long as Equitune on the mean, at least {least}"
-        sentences.append(f"A whole step of molecular dynamics by ASE, of {_many(steps)}, {gain}.")
+        sentences.append(f"Whole steps of molecular dynamics by ASE are {mean} as fast as by {others}.")
+        sentences.append(f"That is the mean of {_cases(steps)}; the least is {least}.")
     if not any(row.tuned for row in judged):
         sentences.append("Nothing was tuned on it.")
     return " ".join(sentences)
@@ -139,13 +141,17 @@ def joint_sentence(rows: Sequence[ModelRow]) -> str:
         return ""
     ratios = [row.time_us(row.fastest) / row.time_us(JOINT) for row in joint]
     mean, least = floored_ratio(geometric_mean(ratios)), floored_ratio(min(ratios))
-    return f"Equitune's convolution and cuEquivariance's other parts together run {_many(joint)} {mean} as fast as the fastest path without Equitune, least {least}."  # noqa: E501
+    return (
+        f"Equitune's convolution and cuEquivariance's other parts together are {mean} as fast as the fastest path "
+        f"without Equitune. That is the mean of {_cases(joint)}; the least is {least}."
+    )
 
 
-def _many(rows: Sequence[ModelRow]) -> str:
-    cases = len({(row.text("model"), row.text("structure")) for row in rows})
-    one_structure = len({row.text("structure") for row in rows}) == 1
-    return f"{cases} model{'s' if cases > 1 else ''}" if one_structure else f"{cases} models × structures"
+def _cases(rows: Sequence[ModelRow]) -> str:
+    """How many rows, and of what: ``50 rows (7 models, 4 structures)``."""
+    counts = ((name, len({row.text(name) for row in rows})) for name in ("model", "structure"))
+    of = ", ".join(f"{number} {name}{'s' if number > 1 else ''}" for name, number in counts)
+    return f"{rows_text(len(rows))} ({of})"
 
 
 # The largest diamond crystal that each way to run a model has room for.
