@@ -84,12 +84,11 @@ def test_the_sentence_tells_mean_least_and_memory_of_all_rows(page: Page) -> Non
     mean = (1.5**7 * 0.9) ** (1 / 8)
     assert models.models_sentence(rows, "X") == (
         f"On this X, models run {math.floor(mean * 100) / 100:.2f}× as fast with Equitune as by the fastest other "
-        "path. That is the mean of 8 rows (2 models, 2 structures); the least is 0.90×. "
-        f"They take {1 / mean:.2f}× the memory."
+        f"path (mean of 8 rows, least 0.90×), in {1 / mean:.2f}× the memory."
     )
     assert models.joint_sentence(rows) == (
         "Equitune's convolution and cuEquivariance's other parts together are 3.00× as fast as the fastest path "
-        "without Equitune. That is the mean of 1 row (1 model, 1 structure); the least is 3.00×."
+        "without Equitune (mean of 1 row, least 3.00×)."
     )
     assert {models.models_sentence(rows, DEVICE["name"]), models.joint_sentence(rows)} <= {*page.words}
     assert models.joint_sentence(rows[:1]) == ""
@@ -140,7 +139,7 @@ def test_a_device_without_tuned_entries_and_with_stock_alone_is_told_as_such() -
         cells = {name: record["contenders"][name] for name in ("equitune", "stock")}
         rows.append(ModelRow(record | {"contenders": cells, "database": NOTHING_TUNED}))
     said = models.models_sentence(rows, "X")
-    assert said.startswith("On this X, models run 12× as fast with Equitune as by stock. That is the mean of 2 rows")
+    assert said.startswith("On this X, models run 12× as fast with Equitune as by stock (mean of 2 rows, least 12×)")
     assert said.endswith("Nothing was tuned on it.")
     choice = models.model_choice(rows[0])
     assert [(bar.name, bar.role) for bar in choice.bars] == [
