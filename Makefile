@@ -5,7 +5,7 @@ SHELL := bash
 .SHELLFLAGS := -eu -o pipefail -c
 .ONESHELL:
 .DEFAULT_GOAL := help
-.PHONY: help setup tune test check sanitize report docs clean
+.PHONY: help setup tune test check sanitize report screens docs clean
 
 VENV ?= .venv
 # --system-site-packages uses the torch that PYTHON already has, whatever its version.
@@ -48,17 +48,21 @@ tune: $(STAMP)  ## tune CONFIG for this machine, write results/ and reports/
 test: $(STAMP)  ## run the tests but those marked slow (ARGS="-m slow" for these; gpu needs a CUDA device)
 	@$(BIN)/python -m pytest -q -n $(JOBS) --dist worksteal -m "not slow" $(ARGS)
 
-check: $(STAMP)  ## lint, formatting, types, known vulnerabilities
+check: $(STAMP)  ## lint, formatting, types, known vulnerabilities, links of the documents
 	@$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
 	$(BIN)/python .ci/audit
+	$(BIN)/python .ci/links
 
 sanitize: $(STAMP)  ## compute-sanitizer over every kernel form, on a GPU
 	@$(BIN)/python tests/tools/sanitize.py $(ARGS)
 
 report: $(STAMP)  ## rebuild reports/ from results/ alone
 	@$(BIN)/equitune report $(ARGS)
+
+screens: $(STAMP)  ## take the documentation's pictures of a terminal again (minutes)
+	@$(BIN)/python docs/screens.py $(ARGS)
 
 docs: $(STAMP)  ## build the documentation site in site/
 	@NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --quiet $(ARGS)

@@ -1,10 +1,16 @@
-"""The packages of extra ``tune``: commands and searches need them, a model that runs does not."""
+"""What is installed here: the packages of extra ``tune``, and how the command ``equitune`` is typed."""
 
 from __future__ import annotations
 
 import importlib.util
+import os
+import shlex
+import shutil
+import sys
+import sysconfig
+from pathlib import Path
 
-# Imported by these names, and distributed under them.
+# Imported by these names, and distributed under them. Commands and searches need them, a model that runs does not.
 TUNE = ("ase", "jinja2", "matplotlib", "optuna", "pandas", "rich", "scipy", "typer")
 
 
@@ -26,3 +32,15 @@ def require_tune(what: str) -> None:
         from kernelgen.errors import ToolMissingError  # slow: it imports torch, and this file answers at once
 
         raise ToolMissingError(reason)
+
+
+def typed(words: str) -> str:
+    """``equitune WORDS`` as it works here: by the command's path if that of this Python is not on the PATH."""
+    own = Path(sysconfig.get_path("scripts"), "equitune")
+    if not own.is_file():
+        return f"{shlex.quote(sys.executable)} -m autotune {words}"
+    found = shutil.which("equitune")
+    if found is not None and os.path.samefile(found, own):
+        return f"equitune {words}"
+    path = own.relative_to(Path.cwd()) if own.is_relative_to(Path.cwd()) else own
+    return f"{shlex.quote(str(path))} {words}"

@@ -1,7 +1,7 @@
 """Pictures of a terminal for the documentation: what commands print, as SVG in ``docs/screens/``.
 
 ``python docs/screens.py [NAME...]`` runs the commands and writes the pictures. Where MACE is not installed,
-``accelerate`` is left out. Each is run on the CPU of this machine, so times are this machine's.
+``accelerate`` and ``certify`` are left out. Each is run on the CPU of this machine, so times are this machine's.
 """
 
 from __future__ import annotations
@@ -45,6 +45,14 @@ SCREENS = {
         "equitune show mace-mp-medium --device cpu",
         f"{PYTHON} -m autotune show mace-mp-medium --device cpu",
         most=20,
+    ),
+    "certify": Screen(
+        "equitune certify my.model --quick --paths equitune --dtype float64 --device cpu",
+        f"{PYTHON} -W ignore {EXAMPLES}/small_mace.py my.model && PYTHONPATH={EXAMPLES}:$PYTHONPATH "
+        f"{PYTHON} -W ignore -m autotune certify my.model --quick --paths equitune --dtype float64 --device cpu "
+        "--results results --reports reports",
+        needs="mace",
+        width=128,
     ),
     "accelerate": Screen(
         "python -c 'from autotune import accelerate; ...; print(accelerate(model))'",

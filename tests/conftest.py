@@ -32,6 +32,8 @@ def pytest_configure(config: pytest.Config) -> None:
         signal.signal(signal.SIGINT, signal.default_int_handler)
     for name in ("EQUITUNE_STRICT", "EQUITUNE_DEBUG", "EQUITUNE_STRUCTURES", "EQUITUNE_PACK", "EQUITUNE_PACKS"):
         os.environ.pop(name, None)
+    # Messages name commands as they are typed where the environment is active.
+    os.environ["PATH"] = os.pathsep.join((str(Path(sys.executable).parent), os.environ["PATH"]))
     if "PYTEST_XDIST_WORKER" in os.environ:
         # Test processes share the cores; the environment reaches the subprocesses that tests start.
         os.environ.setdefault("OMP_NUM_THREADS", "1")

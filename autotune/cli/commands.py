@@ -25,6 +25,7 @@ from autotune.cli import replay as cli_replay
 from autotune.cli import tune as cli_tune
 from autotune.cli.replay import explain_defaults, record
 from autotune.cli.tune import show_misses
+from autotune.extras import typed
 from kernelgen.files import with_fit_texts
 
 # The exit code of a command that ran and found something wrong.
@@ -244,7 +245,7 @@ def show(
 
     if not misses and not problem and not fully_connected:
         print("\n".join(problem_names()))
-        options.print_next("equitune show NAME")
+        options.print_next(typed("show NAME"))
         return
     if not misses and len(problem or ()) == 1 and not fully_connected:
         check_problem_name((problem or [])[0])

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Literal
 import typer
 
 from autotune.cli import options
+from autotune.extras import typed
 
 if TYPE_CHECKING:
     from autotune.database.entry import Entry
@@ -48,7 +49,7 @@ def stale(
         print(f"{_name(item.entry)}: {'; '.join(item.reasons)}")
     print(f"{len(found)} of {len(table.by_identity)} entries of {facts.name} are stale")
     if found:
-        options.print_next("equitune db retune")
+        options.print_next(typed("db retune"))
 
 
 @app.command()

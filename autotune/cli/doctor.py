@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from autotune.extras import TUNE, missing_packages
+from autotune.extras import TUNE, missing_packages, typed
 
 if TYPE_CHECKING:
     from rich.table import Table
@@ -74,10 +74,10 @@ def as_lines(findings: Iterable[Finding]) -> Iterator[str]:
 def next_step(findings: Iterable[Finding]) -> str:
     """The command to type next."""
     if any(finding.state == "problem" for finding in findings):
-        return "fix each row marked problem, then type equitune doctor"
+        return f"fix each row marked problem, then type {typed('doctor')}"
     if missing_packages():
         return "pip install 'equitune[tune]', to search for schedules; models run without"
-    return "equitune tune quick (a first search, about a minute)"
+    return f"{typed('tune quick')} (a first search, about a minute)"
 
 
 def version_of(distribution: str) -> str | None:

@@ -12,6 +12,8 @@ from typing import Annotated, Any
 
 import typer
 
+from autotune.extras import typed
+
 # The exit code after Ctrl-C.
 INTERRUPTED = 130
 
@@ -155,7 +157,7 @@ def write_pages(results: Path, reports: Path | None, only: str | None) -> bool:
     for page in pages:
         print(f"report: {page}")
     if not pages:
-        print(f"no results in {results}; run `equitune tune` first")
+        print(f"no results in {results}; run `{typed('tune')}` first")
     return bool(pages)
 
 

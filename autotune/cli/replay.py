@@ -10,6 +10,7 @@ import typer
 
 from autotune.cli import options
 from autotune.cli.groups import Group
+from autotune.extras import typed
 
 
 class ReplayGroup(Group):
@@ -184,7 +185,7 @@ def _measure_choices(files: list[Path], results: Path, device: str, seconds: flo
         choices, lost = measure_choices(archive, results, device, seconds, _say)
         costs = [choice.cost for choice in choices]
         _say(measured_line(summary(costs), sum(cost.compared for cost in costs)))
-        options.print_next(f"equitune replay defaults {archive}")
+        options.print_next(typed(f"replay defaults {archive}"))
         failed += lost
     if failed:
         _say(f"{failed} comparisons failed, see above")

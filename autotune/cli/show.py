@@ -17,6 +17,7 @@ from autotune.database.entry import Entry
 from autotune.database.lookup import Tuning, find_schedule
 from autotune.database.store import database_dirs, database_path, load_table
 from autotune.errors import ConfigError
+from autotune.extras import typed
 from autotune.text import time_text
 from autotune.workload.config import find_problem, load_all, load_config
 from autotune.workload.kinds.base import Problem
@@ -45,7 +46,7 @@ def problem_given(words: Sequence[str], fully_connected: bool = False) -> str | 
 def show_command(workload: Workload, device: str | None, results: Path) -> str:
     """The command that shows what was just tuned. device: as given, None if not."""
     name = workload.label if load_all().get(workload.label) == workload.problem else workload.problem.key
-    words = ["equitune", "show", name]
+    words = ["show", name]
     defaults = (("operation", "conv"), ("dtype", "float32"), ("layout", "mul_ir"))
     for option, default in defaults:
         if option == "dtype" or workload.operation in ("conv", "plain"):
@@ -53,7 +54,7 @@ def show_command(workload: Workload, device: str | None, results: Path) -> str:
             words += [f"--{option}", value] if value != default else []
     words += ["--device", device] if device else []
     seen = any(results.resolve() == folder.resolve() for folder in database_dirs())
-    return ("" if seen else f"EQUITUNE_DATABASE={shlex.quote(str(results))} ") + shlex.join(words)
+    return ("" if seen else f"EQUITUNE_DATABASE={shlex.quote(str(results))} ") + typed(shlex.join(words))
 
 
 def show(
@@ -101,8 +102,8 @@ def _next_step(problem: Problem, operation: str, backend: str, tuned: bool) -> s
         if any((workload.problem, workload.operation) == (problem, operation) for workload in workloads):
             found.append((len(workloads), name))
     if not found:
-        return "write a config with this problem as its table [problems.NAME], then type equitune tune FILE"
-    return f"equitune {'bench' if tuned else 'tune'} {min(found)[1]}"
+        return "write a config with this problem as its table [problems.NAME], then type " + typed("tune FILE")
+    return typed(f"{'bench' if tuned else 'tune'} {min(found)[1]}")
 
 
 def _row(name: str, value: str) -> str:

@@ -12,6 +12,7 @@ import typer
 
 from autotune.cli import options
 from autotune.cli.groups import Group
+from autotune.extras import typed
 
 if TYPE_CHECKING:
     from autotune.tune.model import ModelTuning
@@ -239,7 +240,7 @@ def show_misses(device: str) -> None:
         print(f"no model missed a tuned kernel on {facts.name} ({misses_path(facts.slug)})")
         return
     print(ModelTuning("missed by models", facts.name, needs, needs, {}))
-    options.print_next("equitune tune misses")
+    options.print_next(typed("tune misses"))
 
 
 def _say_what_is_left(found: ModelTuning) -> None:

@@ -7,7 +7,7 @@ import sys
 from collections.abc import Sequence
 from typing import NoReturn
 
-from autotune.extras import lacking
+from autotune.extras import lacking, typed
 
 
 def main(words: Sequence[str]) -> NoReturn:
@@ -27,5 +27,5 @@ def main(words: Sequence[str]) -> NoReturn:
             print(*as_lines(findings), f"next: {next_step(findings)}", sep="\n")
         sys.exit(0)
     reason = lacking(" ".join(["equitune", *words[:1]]))
-    print(f"equitune: error: {reason} (equitune doctor works without)", file=sys.stderr)
+    print(f"equitune: error: {reason} ({typed('doctor')} works without)", file=sys.stderr)
     sys.exit(2)

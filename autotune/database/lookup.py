@@ -47,6 +47,7 @@ from autotune.database.nearest import (
 from autotune.database.predicted import Predicted, chosen_before, forms_for_skew, predict, serves, tries
 from autotune.database.store import Table, database_dirs, database_path, load_table, tuned_dirs
 from autotune.errors import TuningMissError
+from autotune.extras import typed
 from autotune.workload.kinds.base import Problem
 from autotune.workload.kinds.edge_vectors import OPERATION, VectorsKind, product_schedule
 from autotune.workload.kinds.registry import kernel_kind
@@ -159,7 +160,7 @@ class Finder:
             raise TuningMissError(
                 with_skipped(
                     f"no record proves a relative error of at most {tolerance:g} for {query.kernel} on "
-                    f"{query.spec.facts.name}; run `equitune tune` for it, or ask for less",
+                    f"{query.spec.facts.name}; run `{typed('tune')}` for it, or ask for less",
                     skipped,
                 )
             )
@@ -285,7 +286,8 @@ def _default(query: Query, skipped: list[str]) -> Tuning:
             return found
         raise TuningMissError(
             f"the default schedule of {query.kernel} is in quarantine on {query.spec.facts.name} ({fault}), and no "
-            "other schedule is known; run `equitune tune` for it, or delete its line in results/quarantine to try again"
+            f"other schedule is known; run `{typed('tune')}` for it, or delete its line in results/quarantine to try "
+            "again"
         )
     return Tuning(schedule, "default", None, with_skipped(reason, skipped))
 
@@ -297,7 +299,7 @@ def _require_this_device(query: Query, tuning: Tuning | None, skipped: list[str]
     raise TuningMissError(
         with_skipped(
             f"strict lookup: no tuned {spec.operation} {spec.direction.name} {spec.dtype} for {spec.problem.key} "
-            f"on {spec.facts.name} in {searched}; run `equitune tune` for it, or unset strict / EQUITUNE_STRICT",
+            f"on {spec.facts.name} in {searched}; run `{typed('tune')}` for it, or unset strict / EQUITUNE_STRICT",
             skipped,
         )
     )

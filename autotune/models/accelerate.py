@@ -15,6 +15,7 @@ from typing import Any
 
 import torch
 
+from autotune.models.capture import why_not_captured
 from autotune.models.layout import change_layouts, undo_layouts
 from autotune.models.replace import (
     ConvolutionBlock,
@@ -27,18 +28,21 @@ from autotune.models.replace import (
 from autotune.models.stand_ins import (
     CONVOLUTIONS,
     PRODUCTS,
+    REFUSED,
     AcceleratedConvolution,
     Acceleration,
     NodeStandIn,
     Place,
     StandIn,
 )
-from autotune.models.step import quicken, unquicken
+from autotune.models.step import LOG, quicken, unquicken
 from kernelgen.errors import InputError
 from kernelgen.ops.radial_convolution import EDGE_PRODUCTS
 
 EDGE_WEIGHTS = ("auto", "streamed", "whole", "fused")
 EDGE_NETWORKS = ("fused", "layers")
+# For who opened a compiled file.
+FROM_A_FILE = ", or open the checkpoint that it was made from and accelerate that"
 
 
 def accelerate(
@@ -70,9 +74,9 @@ def accelerate(
     That takes less memory; the backward pass forms them again. ``whole``: for all edges at once, as the packages do.
     ``fused``: in the convolution's own kernel, on a GPU from sm_80 on and in float32; elsewhere as ``auto``. For
     energies and forces; gradients of the radial network's last layer and second derivatives stream.
-    ``auto``: on a GPU ``fused`` where by the tuned database this was the fastest, or within 10% of it, and the radial
-    network's weights need no gradients. Else streamed on a CPU if they need none, which is faster there, and on a GPU
-    that has no room for the weights of all edges; else whole.
+    ``auto``: on a GPU ``fused`` where by the tuned database this was the fastest (or takes at most 5% longer, where all
+    weights would take a GiB), and the radial network's weights need no gradients. Else streamed on a CPU if they need
+    none, which is faster there, and on a GPU that has no room for the weights of all edges; else whole.
 
     edge_product: how radial networks multiply in float32 on a GPU. ``fp16x3``: by tensor cores, in three products of
     half precision, with errors of float32's class. ``float32``: by torch, with torch's settings. ``tf32``, for
@@ -89,6 +93,8 @@ def accelerate(
     Some modules stay, with the reason in the result: those compiled by TorchScript or torch.compile, those with a
     ``forward``, parameters or modules of their own, and those that fail when tried. Hooks, parametrizations and pruning
     of a replacement pass to e3nn's module when it is put back. Raises InputError if there is no module.
+
+    The logger ``equitune`` gets one line (INFO): how much was replaced, and what stayed stock; and the table (DEBUG).
     """
     if edge_weights not in EDGE_WEIGHTS:
         raise InputError(f"edge_weights is {edge_weights!r}; expected one of {', '.join(EDGE_WEIGHTS)}")
@@ -100,7 +106,7 @@ def accelerate(
         raise InputError("edge_product='tf32' is for edge_weights='fused'; elsewhere torch's settings choose TF32")
     from autotune.models import radial  # e3nn loads with it, for longer than all else here
 
-    calculators, model = _calculators_in(model), _module_of(model)
+    name, calculators, model = type(model).__name__, _calculators_in(model), _module_of(model)
     replacing = Replacing(strict, deterministic, _sample_of(model) if check else None)
     before = sum(isinstance(module, StandIn) for module in model.modules())
     places, reason = change_layouts(model, replacing)
@@ -116,7 +122,11 @@ def accelerate(
     in_one_kernel = edge_network == "fused" and edge_product != "float32"  # torch has no such kernel
     radial.choose_arithmetic(model, edge_product, in_one_kernel)
     steps = dict.fromkeys(quicken(calculator) for calculator in calculators)
-    return Acceleration(tuple(places), _note(model, before, places) or kept, "; ".join(filter(None, steps)))
+    note, refused = _note(model, before, places) or kept, "; ".join((REFUSED, *why_not_captured(model)))
+    done = Acceleration(tuple(places), note, "; ".join(filter(None, steps)), refused)
+    LOG.info("%s: %s", name, done.line)
+    LOG.debug("%s", done)
+    return done
 
 
 def _replaced(
@@ -215,7 +225,12 @@ def _note(model: torch.nn.Module, before: int, places: list[Place]) -> str:
         if isinstance(module, torch.jit.ScriptModule):
             return (
                 f"TorchScript has compiled {name or 'the model'}; accelerate the model before torch.jit.script, "
-                "torch.jit.trace and torch.jit.freeze"
+                f"torch.jit.trace and torch.jit.freeze{FROM_A_FILE}"
+            )
+        if any(type(held).__name__ == "AOTICompiledModel" for held in vars(module).values()):
+            return (
+                f"AOTInductor has compiled {name or 'the model'}, which keeps its kernels; compile it anew with "
+                f"Equitune inside (nequip-compile --modifiers enable_Equitune){FROM_A_FILE}"
             )
         if isinstance(module, torch.fx.GraphModule):
             return f"{name or 'the model'} is a graph of torch.fx; accelerate the model before it is traced or exported"

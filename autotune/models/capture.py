@@ -340,6 +340,18 @@ def package_for(model: torch.nn.Module) -> CapturablePackage:
     )
 
 
+def why_not_captured(model: torch.nn.Module) -> list[str]:
+    """Why models of known packages in a module tree cannot be captured."""
+    reasons: dict[str, None] = {}
+    for module in model.modules():
+        if any(package.matches(module) for package in _known_packages()):
+            try:
+                package_for(module)
+            except UnsupportedError as reason:
+                reasons[f"capture, because {reason}"] = None
+    return list(reasons)
+
+
 @functools.cache
 def along_x(length: float) -> Tensor:
     """A vector, for ghosts."""

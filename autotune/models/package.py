@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import importlib.util
+import warnings
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -36,7 +37,8 @@ class Outputs:
 class Package(ABC):
     """One model package. Models stay the package's own objects, and are run as its users run them.
 
-    modules: what must be importable. install: what to type if it is not. peers: names of its own fast paths.
+    modules: what must be importable. install: what to type if it is not. excludes: modules of packages that cannot be
+    in one environment with it: MACE pins e3nn 0.4.4, the others need a later one. peers: names of its own fast paths.
     joined: those in which Equitune's convolution may take the place of theirs. captured: whether ``autotune.capture``
     takes its models. neighbor_function: module and name of the function by which its calculator finds neighbors.
     dtype_of_data: torch's default dtype in the programs that its calculator is made for.
@@ -45,6 +47,7 @@ class Package(ABC):
     name: ClassVar[str]
     modules: ClassVar[tuple[str, ...]]
     install: ClassVar[str]
+    excludes: ClassVar[tuple[str, ...]] = ("mace",)
     peers: ClassVar[tuple[str, ...]] = ()
     joined: ClassVar[tuple[str, ...]] = ()
     captured: ClassVar[bool] = False
@@ -54,8 +57,16 @@ class Package(ABC):
     def require(self) -> None:
         """ConfigError with what to install, unless the package can be imported."""
         missing = [module for module in self.modules if importlib.util.find_spec(module) is None]
-        if missing:
-            raise ConfigError(f"{self.name} is not installed (no module {missing[0]!r}): pip install {self.install}")
+        if not missing:
+            return
+        advice = f"pip install {self.install}"
+        if other := next(filter(importlib.util.find_spec, self.excludes), None):
+            home = f"{self.name}-env"
+            advice = (
+                f"make an environment of its own for it, since {other}, which is here, needs another e3nn: python3 -m "
+                f"venv {home}, then {home}/bin/{advice} and Equitune"
+            )
+        raise ConfigError(f"{self.name} is not installed (no module {missing[0]!r}): {advice}")
 
     @abstractmethod
     def build(self, parameters: Parameters, seed: int) -> torch.nn.Module:
@@ -100,6 +111,24 @@ class Package(ABC):
     def accelerated(self, model: torch.nn.Module, peer: str, device: str) -> torch.nn.Module:
         """The same model, weights included, by one of the package's fast paths; PeerError with the reason if not."""
         raise NotImplementedError(peer)
+
+
+# What torch and packages say when a model is made or read, and who makes or reads it can do nothing about.
+NOISE = (
+    "The TorchScript type system doesn't support",
+    "Environment variable TORCH_FORCE_NO_WEIGHTS_ONLY_LOAD detected",
+    "To copy construct from a tensor",
+    "No tensor product accelerator",
+)
+
+
+@contextlib.contextmanager
+def quietly() -> Iterator[None]:
+    """No warning of :data:`NOISE` inside the block."""
+    with warnings.catch_warnings():
+        for message in NOISE:
+            warnings.filterwarnings("ignore", message)
+        yield
 
 
 @contextlib.contextmanager

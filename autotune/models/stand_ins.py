@@ -275,12 +275,22 @@ class Place:
 class Acceleration:
     """Every tensor product and spherical harmonics module of a model, and what else changed; prints as a table.
 
-    note: a remark on the model, such as why no module was found. step: how a calculator's inputs are made.
+    note: a remark on the model, such as why no module was found. step: how a calculator's inputs are made. refused:
+    what stock models do and this one will not.
     """
 
     places: tuple[Place, ...]
     note: str = ""
     step: str = ""
+    refused: str = REFUSED
+
+    @property
+    def line(self) -> str:
+        """For a log: how many of each kind were replaced, and what stayed stock."""
+        kept = [place.name for place in self.places if not place.replaced]
+        others = f" and {len(kept) - 6} more" if len(kept) > 6 else ""
+        stock = f"; stock: {', '.join(kept[:6])}{others}" if kept else ""
+        return f"{self._counts()} replaced{self.note and f': {self.note}'}{stock}"
 
     @property
     def replaced(self) -> int:
@@ -302,7 +312,7 @@ class Acceleration:
         if self.step:
             lines.append(f"{'steps':8}  {self.step}")
         if self.replaced:
-            lines += [f"{'refused':8}  {REFUSED}", "          autotune.restore(model) makes the model stock again"]
+            lines += [f"{'refused':8}  {self.refused}", "          autotune.restore(model) makes the model stock again"]
         return "\n".join(lines)
 
     def _counts(self) -> str:

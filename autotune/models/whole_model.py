@@ -16,7 +16,7 @@ from autotune.errors import ConfigError, unknown_name
 from autotune.models.mace.package import Mace
 from autotune.models.nequip.allegro import Allegro
 from autotune.models.nequip.package import NequIP
-from autotune.models.package import Outputs, Package, default_dtype, dtype_of
+from autotune.models.package import Outputs, Package, default_dtype, dtype_of, quietly
 from autotune.models.sevennet.package import SevenNet
 from autotune.workload.config import load_graphs
 from autotune.workload.graphs import Bulk, Crystal, Molecule, StructureFile, Water
@@ -64,7 +64,10 @@ class WholeModel:
         """The package's own inputs of a batch of structures, on the model's device; ConfigError on unknown elements."""
         unknown = sorted({int(number) for one in atoms for number in one.numbers} - set(self.species))
         if unknown:
-            raise ConfigError(f"{self.name} does not know the elements {unknown}; it knows {list(self.species)}")
+            from ase.data import chemical_symbols
+
+            told, known = (", ".join(chemical_symbols[n] for n in numbers) for numbers in (unknown, self.species))
+            raise ConfigError(f"{self.name} does not know the elements {told}; it knows {known}")
         return self.package.inputs(self.module, atoms, self.device)
 
     def edges(self, inputs: dict[str, Any]) -> torch.Tensor:
@@ -137,7 +140,7 @@ def build_published(given: PublishedModel, dtype: torch.dtype = torch.float32, s
     package.require()
     modules = []
     for kind in dict.fromkeys((torch.float32, dtype)):
-        with default_dtype(kind), torch.random.fork_rng(devices=[]):
+        with quietly(), default_dtype(kind), torch.random.fork_rng(devices=[]):
             modules.append(package.build(given.parameters, seed))
     if len(modules) == 2:
         with torch.no_grad():
@@ -154,7 +157,8 @@ def _from_file(path: Path) -> WholeModel:
     package = package_named(ENDINGS[path.suffix])
     package.require()
     try:
-        return WholeModel(path.name, package.load(path), package)
+        with quietly():
+            return WholeModel(path.name, package.load(path), package)
     except Exception as error:  # whatever the package raises, for a damaged file or one of another version
         reason = f"{type(error).__name__}: {' '.join(str(error).split())[:300]}"
         raise ConfigError(f"{path} cannot be read as a model of {package.name} ({reason})") from error

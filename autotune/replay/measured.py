@@ -22,6 +22,7 @@ from autotune.database.predicted import edges_for_rules
 from autotune.database.store import database_path, load_table
 from autotune.database.trials import SUFFIX
 from autotune.errors import ConfigError, WorkerError
+from autotune.extras import typed
 from autotune.measure.worker import Worker
 from autotune.replay import fit
 from autotune.replay.untuned import DRAWN, Cost, digests, record_path
@@ -78,7 +79,7 @@ def read_choices(archive: Path, results: Path) -> list[Choice]:
     archive: ``results/trials/DEVICE.jsonl.gz``. ConfigError if the record is none of this archive and database.
     """
     slug = archive.name.removesuffix(SUFFIX)
-    path, again = record_path(results, slug), f"run first: equitune replay defaults {archive}"
+    path, again = record_path(results, slug), f"run first: {typed(f'replay defaults {archive}')}"
     if not (archive.is_file() and path.is_file()):
         raise ConfigError(f"{archive} or its record {path} does not exist; {again}")
     database = database_path(results, slug)

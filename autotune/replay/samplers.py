@@ -25,6 +25,7 @@ from autotune.database import trials as trial_records
 from autotune.database.entry import Entry
 from autotune.database.store import replace_file
 from autotune.errors import ConfigError, StudyError, unknown_name
+from autotune.extras import typed
 from autotune.measure.kinds import space_of
 from autotune.measure.space import Space
 from autotune.measure.trial import Outcome, TrialSetting
@@ -33,6 +34,7 @@ from autotune.search.loop import SAMPLING_S, Compiled, Measurer, compile_ahead, 
 from autotune.search.samplers import proposals_ahead
 from autotune.search.starting_points import starting_points
 from autotune.search.study import Study, study_name
+from autotune.text import time_text
 from autotune.tune.settings import Progress
 from autotune.workload.config import TuneConfig
 from autotune.workload.graphs import build_graph
@@ -216,7 +218,7 @@ def replay_table(data: Mapping[str, Any]) -> Any:
     """A table for the terminal: trials to reach each distance from the best, as median over seeds and range."""
     from rich.table import Table
 
-    title = f"{data['label']} {data['direction']}: {data['space_size']} schedules, best {data['best_us']:.4g} us"
+    title = f"{data['label']} {data['direction']}: {data['space_size']} schedules, best {time_text(data['best_us'])}"
     skipped = data["pruning"]
     note = f"default {data['default_us'] / data['best_us']:.2f}x the best, {data['ahead']} proposals under way"
     if skipped and skipped["skipped"]:
@@ -421,5 +423,5 @@ def load_record(path: Path) -> Record:
         raise ConfigError(f"{path} cannot be understood by this version: {error!r}") from error
     record = Record(path, header, RecordedSpace(spec, knobs, probes, by_key))
     if default.key not in by_key or not record.measured:
-        raise ConfigError(f"{path} has no time of the default schedule; go on with `equitune record`")
+        raise ConfigError(f"{path} has no time of the default schedule; go on with `{typed('record')}`")
     return record

@@ -9,7 +9,7 @@ from typing import Any
 from autotune.bench.largest import atoms_of, largest_other, why_ended
 from autotune.report.charts import COLOURS
 from autotune.report.picker import Bar, Choice, Command, Picker
-from autotune.report.rows import ModelRow, mapping, number
+from autotune.report.rows import ModelRow, mapping, number, rows_text
 from autotune.text import (
     CAPTURED,
     DEFAULT,
@@ -40,13 +40,15 @@ def model_picker(rows: Sequence[ModelRow]) -> Picker:
 
 
 def first_model_row(rows: Sequence[ModelRow]) -> int:
-    """The place of the row to show first: energies and forces in float32, with all bars, nearest to the mean."""
+    """The place of the row to show first: energies and forces in float32, with all bars, of the package that comes
+    first, nearest to the mean.
+    """
     mean = geometric_mean(row.ratio for row in rows)
 
     def rank(row: ModelRow) -> tuple[Any, ...]:
         untimed = sum(math.isnan(row.time_us(name)) for name in (TUNED, row.best_other, STOCK, DEFAULT))
         off = math.inf if math.isnan(row.ratio) else abs(math.log(row.ratio / mean))
-        return (untimed, row.text("pass") != "energy_forces", row.text("dtype") != "float32", off)
+        return (untimed, row.text("pass") != "energy_forces", row.text("dtype") != "float32", row.order[0], off)
 
     return min(range(len(rows)), key=lambda index: rank(rows[index]))
 
@@ -113,23 +115,21 @@ def models_sentence(rows: Sequence[ModelRow], device: str) -> str:
     models, steps = ([row for row in judged if row.is_step == is_step] for is_step in (False, True))
     if models:
         memory = geometric_mean(row.memory_ratio for row in models)
-        held = "" if math.isnan(memory) else f", with {ratio_text(memory)} the memory"
-        mean, least = _gain(models)
-        gain = f"{mean} as fast as {others} on the mean, least {least}{held}"
-        sentences.append(f"On this {device}, Equitune runs {_many(models)} {gain}.")
+        held = "" if math.isnan(memory) else f", in {ratio_text(memory)} the memory"
+        gain = f"{_gain([row.ratio for row in models], f'with Equitune as by {others}')}{held}"
+        sentences.append(f"On this {device}, models run {gain}.")
     if steps:
-        mean, least = _gain(steps)
-        gain = f"takes {others} {mean} as long as Equitune on the mean, at least {least}"
-        sentences.append(f"A whole step of molecular dynamics by ASE, of {_many(steps)}, {gain}.")
+        gain = _gain([row.ratio for row in steps], f"as by {others}")
+        sentences.append(f"A whole step of molecular dynamics by ASE is {gain}.")
     if not any(row.tuned for row in judged):
         sentences.append("Nothing was tuned on it.")
     return " ".join(sentences)
 
 
-def _gain(rows: Sequence[ModelRow]) -> tuple[str, str]:
-    """The other path's time over Equitune's: the mean, and the least."""
-    mean, least = (floored_ratio(of(row.ratio for row in rows)) for of in (geometric_mean, min))
-    return mean, least
+def _gain(ratios: Sequence[float], beside: str) -> str:
+    """``2.55× as fast as by stock (mean of 49 rows, least 0.89×)``."""
+    mean, least = (floored_ratio(of(ratios)) for of in (geometric_mean, min))
+    return f"{mean} as fast {beside} (mean of {rows_text(len(ratios))}, least {least})"
 
 
 def joint_sentence(rows: Sequence[ModelRow]) -> str:
@@ -137,15 +137,10 @@ def joint_sentence(rows: Sequence[ModelRow]) -> str:
     joint = [row for row in rows if row.time_us(JOINT) > 0 and row.fastest]
     if not joint:
         return ""
-    ratios = [row.time_us(row.fastest) / row.time_us(JOINT) for row in joint]
-    mean, least = floored_ratio(geometric_mean(ratios)), floored_ratio(min(ratios))
-    return f"Equitune's convolution and cuEquivariance's other parts together run {_many(joint)} {mean} as fast as the fastest path without Equitune, least {least}."  # noqa: E501
-
-
-def _many(rows: Sequence[ModelRow]) -> str:
-    cases = len({(row.text("model"), row.text("structure")) for row in rows})
-    one_structure = len({row.text("structure") for row in rows}) == 1
-    return f"{cases} model{'s' if cases > 1 else ''}" if one_structure else f"{cases} models × structures"
+    gain = _gain(
+        [row.time_us(row.fastest) / row.time_us(JOINT) for row in joint], "as the fastest path without Equitune"
+    )
+    return f"Equitune's convolution and cuEquivariance's other parts together are {gain}."
 
 
 # The largest diamond crystal that each way to run a model has room for.

@@ -140,14 +140,14 @@ def kernels_sentence(rows: Sequence[SuiteRow], device: str) -> str:
     judged = [row for row in normal if not math.isnan(row.ratio)]
     if judged:
         mean, least = geometric_mean(row.ratio for row in judged), min(row.ratio for row in judged)
-        text = f"On this {device}, Equitune's kernels are {floored_ratio(mean)} as fast as the fastest peer on the mean of {rows_text(len(judged))}, least {floored_ratio(least)}"  # noqa: E501
+        text = f"On this {device}, Equitune's kernels are {floored_ratio(mean)} as fast as the fastest peer on the mean of {rows_text(len(judged))}, at least {floored_ratio(least)}"  # noqa: E501
         memory = geometric_mean(row.memory(TUNED) / row.memory(row.peer) for row in judged if row.memory(row.peer) > 0)
-        return text + ("." if math.isnan(memory) else f", with {ratio_text(memory)} the extra memory.")
+        return text + ("." if math.isnan(memory) else f", in {ratio_text(memory)} the extra memory.")
     timed = [row for row in normal if not math.isnan(row.default_ratio)]
     if not timed:
         return "No tuned time has been published for this device yet."
     mean, least = geometric_mean(row.default_ratio for row in timed), min(row.default_ratio for row in timed)
-    return f"On this {device}, tuned kernels are {floored_ratio(mean)} as fast as the untuned default on the mean of {rows_text(len(timed))}, least {floored_ratio(least)}; no peer was timed."  # noqa: E501
+    return f"On this {device}, tuned kernels are {floored_ratio(mean)} as fast as the untuned default on the mean of {rows_text(len(timed))}, at least {floored_ratio(least)}. No peer was timed."  # noqa: E501
 
 
 # The command that measures one row again, filled in.

@@ -405,6 +405,11 @@ PASS_NAMES = {
 }
 
 
+# In the order in which most readers look for them.
+PACKAGES = ("mace", "nequip", "allegro", "sevennet")
+SIZES = ("small", "medium", "large")
+
+
 @dataclass(frozen=True)
 class ModelRow:
     """One model on one structure in one pass."""
@@ -439,10 +444,14 @@ class ModelRow:
 
     @property
     def order(self) -> tuple[Any, ...]:
-        """By model, then from the smallest structure to the largest, then by pass."""
+        """By package and model, then from the smallest structure to the largest, then by pass."""
         known = [*PASS_NAMES]
         which = known.index(self.text("pass")) if self.text("pass") in known else len(known)
-        return (self.text("package"), self.text("model"), self.text("dtype"), self.atoms, self.text("structure"), which)
+        package, model = self.text("package"), self.text("model")
+        home = PACKAGES.index(package) if package in PACKAGES else len(PACKAGES)
+        stem, _, size = model.rpartition("-")
+        named = (stem, SIZES.index(size)) if size in SIZES else (model, len(SIZES))
+        return (home, *named, self.text("dtype"), self.atoms, self.text("structure"), which)
 
     @cached_property
     def contenders(self) -> dict[str, dict[str, Any]]:

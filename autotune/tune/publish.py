@@ -28,6 +28,7 @@ from autotune.database.maintenance import (
 )
 from autotune.database.store import Database
 from autotune.errors import ConfigError, WorkerError
+from autotune.extras import typed
 from autotune.measure.timing import FASTER, LEVEL, SAME, SLOWER, ratio_interval, verdict
 from autotune.measure.trial import Outcome, TrialJob, TrialSetting, run_trial
 from autotune.measure.worker import Worker
@@ -351,7 +352,7 @@ def _verdict(entry: Entry, worker: Worker, device: str, environment: str, times:
     try:
         outcome: Outcome = run_trial(worker, job, LIMIT_S)
         if outcome.ok and entry.source and hash_of_entry(entry, device_facts(device)) != entry.source:
-            return Verdict(entry, "skipped", "its kernel's source is another now: equitune db retune")
+            return Verdict(entry, "skipped", f"its kernel's source is another now: {typed('db retune')}")
     except (WorkerError, EquituneError) as error:
         return Verdict(entry, "skipped", str(error))
     if not outcome.ok:

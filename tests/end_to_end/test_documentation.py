@@ -77,6 +77,7 @@ def test_there_is_something_to_test() -> None:
     assert sum(len(commands_in(page)) for page in pages()) >= 30
     assert README.count("    make tune ") == 2 and "    make test " in README
     assert len(README.splitlines()) <= 200
+    assert len(DOCUMENTS[-1].read_text().splitlines()) <= 300
 
 
 def test_a_convolution_of_the_pages_is_differentiable_twice() -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib.util
 import itertools
+import json
 import os
 import re
 import runpy
@@ -88,6 +89,32 @@ def test_wheel_carries_nothing_else(wheel: Path) -> None:
     names = zipfile.ZipFile(wheel).namelist()
     assert {name.split("/")[0].split("-")[0] for name in names} == {"kernelgen", "autotune", "equitune"}
     assert not [name for name in names if "corrupt" in name or "trials/" in name or "tests/" in name]
+
+
+@pytest.mark.slow
+def test_a_wheel_without_packs_stays_below_two_megabytes(wheel: Path) -> None:
+    carried = [entry for entry in zipfile.ZipFile(wheel).infolist() if "/_packs/" not in entry.filename]
+    assert 500_000 < sum(entry.compress_size for entry in carried) < 2_000_000
+
+
+@pytest.fixture(scope="module")
+def index_answers(tmp_path_factory: pytest.TempPathFactory) -> None:
+    """Skips where there is no package index."""
+    asked = (sys.executable, "-m", "pip", "download", "--quiet", "--no-deps", "--retries", "0", "filelock")
+    if subprocess.run(asked, cwd=tmp_path_factory.mktemp("asked"), capture_output=True).returncode:
+        pytest.skip("no package index answers")
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("extra", read_toml(ROOT / "pyproject.toml")["project"]["optional-dependencies"])
+def test_each_extra_can_be_installed_in_a_clean_environment(
+    wheel: Path, extra: str, index_answers: None, tmp_path: Path
+) -> None:
+    """Resolved by pip as for an empty environment, not installed: torch alone takes gigabytes."""
+    pip = (sys.executable, "-m", "pip", "install", "--quiet", "--dry-run", "--ignore-installed", "--report", "-")
+    report = json.loads(run(*pip, f"{wheel}[{extra}]", cwd=tmp_path))
+    chosen = {part["metadata"]["name"].lower().replace("_", "-") for part in report["install"]}
+    assert {"equitune", "torch", "e3nn", *(wanted.name for wanted in requirements()[extra])} <= chosen
 
 
 @pytest.mark.slow

@@ -108,6 +108,20 @@ def test_a_click_sorts_by_number_and_what_is_absent_comes_last(visit: Any, made_
     assert all(label in below for label, below in labels), "what is below a row moves along with it"
 
 
+def test_choices_are_kept_for_the_next_visit(visit: Any, made_up: Path) -> None:
+    page = visit(made_up)
+    select = page.locator(".picker select").first
+    other = select.locator("option").last.inner_text()
+    select.select_option(other)
+    page.locator("table.sortable thead th button").nth(4).evaluate("button => button.click()")
+    shown = page.locator("table.sortable tbody tr:first-child th").all_inner_texts()
+    page.reload()
+    assert page.locator(".picker select").first.input_value() == other
+    assert page.locator(".picker .which").inner_text().startswith(other)
+    assert page.locator("table.sortable tbody tr:first-child th").all_inner_texts() == shown
+    assert page.locator("th[aria-sort]").count() == 1
+
+
 def test_the_keyboard_sorts_too(visit: Any, made_up: Path) -> None:
     page = visit(made_up)
     show(page, *TUNED)
@@ -186,6 +200,14 @@ def test_the_page_never_scrolls_sideways(visit: Any, path: Path, width: int) -> 
                 && box.scrollWidth > box.clientWidth).map(box => { box.scrollLeft = 1e6; return box.scrollLeft; })"""
         )
         assert all(moved > 0 for moved in boxes) and (boxes or width > 400), "what is wide scrolls inside its own box"
+
+
+def test_no_column_is_cut_off_on_a_usual_screen(visit: Any, path: Path) -> None:
+    page = visit(path, 1400)
+    page.evaluate("for (const part of document.querySelectorAll('details.fold')) part.open = true")
+    page.wait_for_function("!document.querySelector('details[open] > [data-part]')")
+    wide = "found => found.filter(s => s.scrollWidth > s.clientWidth + 1).map(s => s.ariaLabel)"
+    assert page.locator(".scroll").evaluate_all(wide) == []
 
 
 def test_paper_shows_all_that_is_open(visit: Any, path: Path) -> None:

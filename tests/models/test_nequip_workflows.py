@@ -120,6 +120,8 @@ def trained(installed: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def test_training_with_the_modifier_loses_the_same(trained: Path) -> None:
     assert (trained / "best.ckpt").is_file()
+    (line,) = (line for line in (trained / "train.log").read_text().splitlines() if "[equitune]" in line)
+    assert "GraphModel: 2 of 2 convolutions" in line
 
 
 CALCULATE = """

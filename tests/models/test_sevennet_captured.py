@@ -11,6 +11,7 @@ from ase import Atoms
 from model_cases import imidazole
 from sevennet_cases import CASE
 
+from autotune.models.accelerate import accelerate
 from autotune.models.capture import capture
 from kernelgen.errors import UnsupportedError
 
@@ -76,6 +77,7 @@ def test_what_is_refused() -> None:
     model.__class__, model.modal_map = kind, {"mpa": 0}
     with pytest.raises(UnsupportedError, match="modal_map"):
         capture(model)
+    assert "; capture, because capture does not know the modalities" in accelerate(model).refused
     model.modal_map = None
     model.delete_module_by_key("force_output")
     with pytest.raises(UnsupportedError, match="ends in Rescale and AtomReduce"):

@@ -56,7 +56,7 @@ def test_the_dtype_may_be_another_than_the_files(folder: Path) -> None:
 
 def test_a_structure_with_unknown_elements_is_an_error(folder: Path) -> None:
     ase.build.molecule("CH3Cl").write(folder / "box.xyz")
-    with pytest.raises(ConfigError, match=r"my.model does not know the elements \[17\]; it knows"):
+    with pytest.raises(ConfigError, match=r"my.model does not know the elements Cl; it knows"):
         open_named(str(folder / "my.model"), str(folder / "box.xyz"), "cpu", None, training=False)
 
 

@@ -555,6 +555,7 @@ class Mace(Package):
     name = "mace"
     modules = ("mace",)
     install = "mace-torch==0.3.16"
+    excludes = ("nequip", "sevenn")
     captured = True
     peers = ("cuequivariance", "openequivariance", "cuequivariance+openequivariance")
     joined = ("cuequivariance",)

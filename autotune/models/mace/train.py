@@ -6,7 +6,6 @@ The arguments are those of ``mace_run_train``. What it saves are stock models an
 from __future__ import annotations
 
 import copy
-import logging
 from collections.abc import Callable
 from typing import Any
 
@@ -20,7 +19,7 @@ def _accelerating(options_of: Callable[..., Any]) -> Callable[..., Any]:
     """The function that lists the parameters for the optimizer: it is called when the model is complete."""
 
     def accelerated(arguments: Any, model: torch.nn.Module) -> Any:
-        logging.info(f"Equitune: {accelerate(model)}")
+        accelerate(model).warn_without_convolutions()
         return options_of(arguments, model)
 
     return accelerated

@@ -24,6 +24,7 @@ from autotune.models.capture import capture as captured
 from autotune.models.lammps import TYPICAL_SIZE, RankGraph, compile_energies, ready_copy
 from autotune.models.mace.package import extended_cell
 from autotune.models.mace.patched import forward_for_lammps
+from autotune.models.package import quietly
 from autotune.models.padding import triple_product
 from autotune.models.stand_ins import CONVOLUTIONS
 from autotune.models.step import KeptInputs, QuickSteps, changes_since, to_host
@@ -56,7 +57,8 @@ class MACECalculator(Stock, QuickSteps):
     def __init__(self, *arguments: Any, capture: bool | None = None, **options: Any) -> None:
         if capture and options.get("compile_mode"):
             raise InputError("capture and compile_mode are both given; expected one of them")
-        super().__init__(*arguments, **options)
+        with quietly():
+            super().__init__(*arguments, **options)
         self.acceleration = accelerate(self)
         self.captures = capture is not False and not self.use_compile
         if capture:

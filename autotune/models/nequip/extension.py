@@ -33,7 +33,7 @@ def enable_equitune(model: torch.nn.Module, strict: bool | None = None, determin
     """
     from autotune.models.accelerate import accelerate
 
-    accelerate(model, strict=strict, deterministic=deterministic)
+    accelerate(model, strict=strict, deterministic=deterministic).warn_without_convolutions()
     # NequIP looks for such names in what the model wraps, and writes them into compiled files.
     for inner in model.children():
         inner._nequip_custom_ops_libs = (*getattr(inner, "_nequip_custom_ops_libs", ()), _OPERATORS)  # type: ignore[assignment]

@@ -7,7 +7,6 @@ built, loaded, fed and called.
 from __future__ import annotations
 
 import functools
-import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -21,7 +20,16 @@ from autotune.models.gate import IrMulGate
 from autotune.models.layout import ModelLayout, Part, check_same, outline
 from autotune.models.linear import AcceleratedLinear
 from autotune.models.neighbors import AtomicGraph
-from autotune.models.package import Outputs, Package, Parameters, converted, default_dtype, dtype_of, numbers_of
+from autotune.models.package import (
+    Outputs,
+    Package,
+    Parameters,
+    converted,
+    default_dtype,
+    dtype_of,
+    numbers_of,
+    quietly,
+)
 from autotune.models.padding import Counts, Field, Fields, ghost_ends, triple_product
 from autotune.models.radial import AcceleratedCutoff, AcceleratedRadial, RadialBlock, is_cutoff
 from autotune.models.replace import RetypedBlock, check_e3nn, e3nn_class, home_of, retype, take_type_back
@@ -366,8 +374,7 @@ class SevenNet(Package):
     def calculator(self, model: Any, device: str) -> Any:
         from sevenn.calculator import SevenNetCalculator
 
-        with warnings.catch_warnings():
-            warnings.filterwarnings("ignore", "No tensor product accelerator")
+        with quietly():
             return SevenNetCalculator(model, file_type="model_instance", device=device)
 
     def evaluate(self, model: Any, inputs: dict[str, Any], *, training: bool, stress: bool) -> Outputs:

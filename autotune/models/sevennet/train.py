@@ -21,7 +21,9 @@ def _accelerating(build: Callable[..., Any]) -> Callable[..., Any]:
 
     def accelerated(*arguments: Any, **options: Any) -> Any:
         model = build(*arguments, **options)
-        Logger().writeline(f"Equitune: {accelerate(model)}")
+        done = accelerate(model)
+        done.warn_without_convolutions()
+        Logger().writeline(f"Equitune: {done.line}")  # SevenNet's log is no logger of Python's
         return model
 
     return accelerated

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import copy
 import os
-import warnings
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -26,6 +25,7 @@ from torch import Tensor
 from autotune.models.accelerate import accelerate
 from autotune.models.capture import capture as captured
 from autotune.models.lammps import TYPICAL_SIZE, RankGraph, compile_energies, ready_copy
+from autotune.models.package import quietly
 from autotune.models.step import QuickSteps, changes_since
 from kernelgen.errors import InputError
 
@@ -64,8 +64,7 @@ class SevenNetCalculator(Stock, QuickSteps):
                 f"{', '.join(asked)} is on, and exchanges the same convolutions as Equitune; leave it out, or take "
                 "sevenn.calculator.SevenNetCalculator"
             )
-        with warnings.catch_warnings():
-            warnings.filterwarnings("ignore", "No tensor product accelerator")
+        with quietly():
             super().__init__(*arguments, **options)
         self.acceleration = accelerate(self)
         self.acceleration.warn_without_convolutions()

@@ -4,6 +4,21 @@
 
 const DASH = "\u2013";
 
+// What a reader chose, kept by the browser for the next visit of this page, where it allows that.
+function kept(key) {
+  try {
+    return JSON.parse(localStorage.getItem(`equitune ${document.body.dataset.name} ${key}`));
+  } catch {
+    return null;
+  }
+}
+
+function keep(key, value) {
+  try {
+    localStorage.setItem(`equitune ${document.body.dataset.name} ${key}`, JSON.stringify(value));
+  } catch { /* the page works as well without */ }
+}
+
 // What moves and hides: rows, or the bodies of a grouped table, each a row and what is below it.
 function partsOf(table) {
   return table.classList.contains("grouped") ? [...table.tBodies] : [...table.tBodies[0].rows];
@@ -38,8 +53,8 @@ function compare(a, b) {
   return a.localeCompare(b, "en");
 }
 
-function sortBy(head) {
-  const table = head.closest("table"), up = head.getAttribute("aria-sort") !== "ascending";
+function sortBy(head, up) {
+  const table = head.closest("table");
   for (const other of head.parentNode.cells) other.removeAttribute("aria-sort");
   head.setAttribute("aria-sort", up ? "ascending" : "descending");
   const keyed = partsOf(table).map(part => ({ part, key: keyOf(cellsOf(part)[head.cellIndex]) }));
@@ -140,7 +155,7 @@ async function unfold(details) {
 function addPicker(picker) {
   const name = picker.dataset.rows, { axes, first, rows } = JSON.parse(document.getElementById(name).textContent);
   const which = picker.querySelector(".which"), shown = picker.querySelector(".chosen");
-  const chosen = [...rows[first]];
+  const last = kept(name), chosen = [...(last?.length === axes.length ? last : rows[first])];
   const selects = axes.map(() => element("select", {}));
   const fill = () => {
     let fitting = rows;
@@ -168,11 +183,13 @@ function addPicker(picker) {
   selects.forEach((select, n) => select.addEventListener("change", () => {
     chosen[n] = select.value;
     row = fill();
+    keep(name, chosen);
     show();
   }));
   const labels = axes.map((title, n) => element("label", {}, title, selects[n]));
   which.before(element("div", { className: "controls" }, ...labels));
   which.hidden = true;
+  if (row !== rows[first]) show();
 }
 
 // Opens what holds the target of a link.
@@ -182,8 +199,14 @@ function reveal(name) {
 }
 
 function enliven(root) {
-  for (const button of root.querySelectorAll("table.sortable > thead th button")) {
-    button.addEventListener("click", () => sortBy(button.closest("th")));
+  for (const table of root.querySelectorAll("table.sortable")) {
+    const heads = [...table.tHead.rows[0].cells], key = `sorted ${table.caption.textContent}`, last = kept(key);
+    if (heads[last?.[0]]) sortBy(heads[last[0]], last[1]);
+    for (const head of heads) head.querySelector("button")?.addEventListener("click", () => {
+      const up = head.getAttribute("aria-sort") !== "ascending";
+      sortBy(head, up);
+      keep(key, [head.cellIndex, up]);
+    });
   }
   for (const table of root.querySelectorAll("table.filtered")) addFilter(table);
   for (const place of root.querySelectorAll("[data-part], details[data-source]")) {

@@ -138,3 +138,16 @@ def test_they_are_what_the_extra_installs() -> None:
     lines = read_toml(Path(ROOT) / "pyproject.toml")["project"]["optional-dependencies"]["tune"]
     assert sorted(line.partition(">=")[0] for line in lines) == sorted(TUNE)
     assert all(importlib.util.find_spec(name) for name in TUNE)
+
+
+def test_commands_in_messages_are_those_that_work_here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    own = tmp_path / "my env" / "bin" / "equitune"
+    monkeypatch.setattr(extras.sysconfig, "get_path", lambda name: str(own.parent))
+    assert extras.typed("doctor") == f"{sys.executable} -m autotune doctor"
+    own.parent.mkdir(parents=True)
+    own.touch(0o755)
+    assert extras.typed("doctor") == f"'{own}' doctor"
+    monkeypatch.chdir(tmp_path)
+    assert extras.typed("doctor") == "'my env/bin/equitune' doctor"
+    monkeypatch.setenv("PATH", str(own.parent))
+    assert extras.typed("doctor") == "equitune doctor"

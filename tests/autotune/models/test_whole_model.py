@@ -10,7 +10,7 @@ from ase import Atoms
 
 from autotune import paths
 from autotune.errors import ConfigError
-from autotune.models.package import numbers_of
+from autotune.models.package import Package, numbers_of
 from autotune.models.whole_model import PACKAGES, find_atoms, open_model, published_models, structure_names
 
 TINY = "tiny_model:tiny_model"
@@ -97,7 +97,7 @@ def test_what_is_no_model_is_said(name: str, text: str) -> None:
 
 
 def test_unknown_elements_are_named() -> None:
-    with pytest.raises(ConfigError, match=r"\[8\]"):
+    with pytest.raises(ConfigError, match="does not know the elements O; it knows"):
         open_model(TINY).inputs([find_atoms("aspirin")])
 
 
@@ -112,4 +112,13 @@ def test_a_file_of_no_package_is_said(tmp_path: Path) -> None:
 def test_a_missing_package_says_what_to_install(package: object, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(type(package), "modules", ("no_such_module",))
     with pytest.raises(ConfigError, match="pip install"):
+        package.require()
+
+
+@pytest.mark.parametrize("package", PACKAGES, ids=lambda package: package.name)
+def test_no_advice_breaks_this_environment(package: Package, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert ("mace" in package.excludes) != (package.name == "mace")
+    monkeypatch.setattr(type(package), "modules", ("no_such_module",))
+    monkeypatch.setattr(type(package), "excludes", ("absent", "json"))
+    with pytest.raises(ConfigError, match=r"environment of its own for it, since json, which .*-env/bin/pip install"):
         package.require()

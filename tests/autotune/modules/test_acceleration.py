@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable
 
 import pytest
@@ -53,6 +54,32 @@ def test_the_table_says_why_a_model_has_nothing_to_replace() -> None:
     accelerated = Calls()
     accelerate(accelerated)
     assert str(accelerate(accelerated)) == f"{nothing}1 modules were replaced before"
+
+
+class AOTICompiledModel:
+    """Of torch's name: what it loads from a compiled file is no module."""
+
+
+def test_a_compiled_file_says_what_to_do() -> None:
+    wrapper = torch.nn.Module()
+    wrapper.model = AOTICompiledModel()
+    text = str(accelerate(Calculator(model=wrapper)))
+    assert text.startswith(
+        "0 of 0 tensor products replaced: AOTInductor has compiled the model, which keeps its kernels"
+    )
+    assert "nequip-compile --modifiers enable_Equitune" in text and "open the checkpoint that it was made from" in text
+
+
+def test_one_line_is_logged(caplog: pytest.LogCaptureFixture) -> None:
+    model = torch.nn.ModuleDict({"energy": Calls(), "charge": Calls()})
+    model["charge"].tp.right = None  # a method of its own
+    with caplog.at_level(logging.INFO, "equitune"):
+        done = accelerate(model)
+    (record,) = caplog.records
+    assert record.getMessage() == f"ModuleDict: {done.line}"
+    assert done.line == "1 of 2 tensor products replaced; stock: charge.tp"
+    many = Acceleration(tuple(Place(f"{number}.tp", "", False, "") for number in range(9)))
+    assert many.line.endswith("; stock: 0.tp, 1.tp, 2.tp, 3.tp, 4.tp, 5.tp and 3 more")
 
 
 def test_the_table_says_what_will_be_refused() -> None:

@@ -89,7 +89,7 @@ def test_the_sentence_is_about_all_rows(results: Path, page: Page) -> None:
     """Tuned entries that were compared with peers count, and the bench's rows."""
     rows = kernels.kernel_rows(load_device(results, SLUG))
     assert len(rows) == 8
-    text = f"On this {DEVICE['name']}, Equitune's kernels are 12× as fast as the fastest peer on the mean of 8 rows, least 12×."  # noqa: E501
+    text = f"On this {DEVICE['name']}, Equitune's kernels are 12× as fast as the fastest peer on the mean of 8 rows, at least 12×."  # noqa: E501
     assert kernels.kernels_sentence(rows, DEVICE["name"]) == text and text in page.words
     assert geometric_mean([2.0, 8.0, math.nan]) == pytest.approx(4.0) and math.isnan(geometric_mean([]))
 

@@ -83,16 +83,16 @@ def test_the_sentence_tells_mean_least_and_memory_of_all_rows(page: Page) -> Non
     # Seven rows at 1.5 and one at 0.9; memory goes with time in the made-up record.
     mean = (1.5**7 * 0.9) ** (1 / 8)
     assert models.models_sentence(rows, "X") == (
-        f"On this X, Equitune runs 4 models × structures {math.floor(mean * 100) / 100:.2f}× as fast as the fastest other path "  # noqa: E501
-        f"on the mean, least 0.90×, with {1 / mean:.2f}× the memory."
+        f"On this X, models run {math.floor(mean * 100) / 100:.2f}× as fast with Equitune as by the fastest other "
+        f"path (mean of 8 rows, least 0.90×), in {1 / mean:.2f}× the memory."
     )
     assert models.joint_sentence(rows) == (
-        "Equitune's convolution and cuEquivariance's other parts together run 1 model 3.00× as fast as the fastest "
-        "path without Equitune, least 3.00×."
+        "Equitune's convolution and cuEquivariance's other parts together are 3.00× as fast as the fastest path "
+        "without Equitune (mean of 1 row, least 3.00×)."
     )
     assert {models.models_sentence(rows, DEVICE["name"]), models.joint_sentence(rows)} <= {*page.words}
     assert models.joint_sentence(rows[:1]) == ""
-    assert models.models_sentence(rows[:1], "X").startswith("On this X, Equitune runs 1 model 1.50×")
+    assert models.models_sentence(rows[:1], "X").startswith("On this X, models run 1.50×")
     alone = [ModelRow(row.record | {"contenders": {"equitune": {"wall_ms": 3}}}) for row in rows]
     assert "No model has been timed with Equitune and without it" in models.models_sentence(alone, "X")
 
@@ -139,7 +139,7 @@ def test_a_device_without_tuned_entries_and_with_stock_alone_is_told_as_such() -
         cells = {name: record["contenders"][name] for name in ("equitune", "stock")}
         rows.append(ModelRow(record | {"contenders": cells, "database": NOTHING_TUNED}))
     said = models.models_sentence(rows, "X")
-    assert said.startswith("On this X, Equitune runs 1 model 12× as fast as stock on the mean, least 12×")
+    assert said.startswith("On this X, models run 12× as fast with Equitune as by stock (mean of 2 rows, least 12×)")
     assert said.endswith("Nothing was tuned on it.")
     choice = models.model_choice(rows[0])
     assert [(bar.name, bar.role) for bar in choice.bars] == [
