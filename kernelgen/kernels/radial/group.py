@@ -69,7 +69,8 @@ class RadialWalk(GroupEmitter):
         """Whether a lane has channels, of a block's slices from ``u`` on."""
         return "true" if self.group.mul % (self.channels * self.slices) == 0 else "u < MUL"
 
-    def _group(self) -> list[str]:
+    def _begin_group(self) -> None:
+        """The group's channels, and loads of the matrix."""
         self.lines = []
         self.put(
             f"constexpr int MUL = {self.group.mul};",
@@ -78,13 +79,15 @@ class RadialWalk(GroupEmitter):
             f"const bool active = {self._active};",
             *self.prelude,
         )
-        at_once = self.radial.loads_matrix_at_once
-        if at_once:
-            self._fetch_matrix()
+        if self.radial.loads_matrix_at_once:
+            self._fetch_paths(range(self.slices * len(self.paths)))
+
+    def _group(self) -> list[str]:
+        self._begin_group()
         if self.radial.stores_rows:  # while the matrix is on its way
             self._zero_rows_without_edges()
         self.put("const int run_of_first = run_of(team, b.spans, num_out, first_edge);")
-        (self._leave_matrix if at_once else self._load_matrix)()
+        self._show_matrix()
         with self.scope("for (int run = run_of_first; run < num_out; ++run)"):
             # A receiver and those of its edges that are in the warp's share; all lanes have the same: compilers see it.
             self.put(
@@ -105,7 +108,8 @@ class RadialWalk(GroupEmitter):
             if self.radial.stores_rows:
                 self._put_row()
             elif "g" in self.live:
-                self.put(*(self._put_node(block) for block in self.group.out))
+                for block in self.group.out:
+                    self.put(f"put_sums<MUL>({self._start_of(block)}, u, active, team, kept.og{block});")
         return self.lines
 
     def _stage_node(self) -> None:
@@ -165,10 +169,6 @@ class RadialWalk(GroupEmitter):
         """What a path's part of the matrix is multiplied by."""
         return f"Real({self.factors[self.paths[position]]!r})"
 
-    def _fetch_matrix(self) -> None:
-        """All loads of the block's part of the matrix."""
-        self._fetch_paths(range(self.slices * len(self.paths)))
-
     def _fetch_paths(self, places: range) -> None:
         """Loads of some paths' parts; a place is the number of a slice's path."""
         self.put(f"Real held[{len(places)}][PAIRS][2];")
@@ -189,13 +189,16 @@ class RadialWalk(GroupEmitter):
         for k, place in enumerate(places):
             self.put(f"{self.leaves}(held[{k}], scale.into, slice + {place * self.radial.path_halves});")
 
-    def _leave_matrix(self) -> None:
-        """What was fetched to shared memory, with one scale."""
-        places = range(self.slices * len(self.paths))
+    def _show_matrix(self) -> None:
+        """The block's part of the matrix to shared memory, with one scale."""
         self.put("unsigned largest = 0;")
-        self._take_factors(places)
-        self._scale_matrix()
-        self._leave_paths(places)
+        if self.radial.loads_matrix_at_once:
+            places = range(self.slices * len(self.paths))
+            self._take_factors(places)
+            self._scale_matrix()
+            self._leave_paths(places)
+        else:
+            self._load_matrix()
         self.put(*self.shows_matrix)
 
     def _scale_matrix(self) -> None:
@@ -205,10 +208,9 @@ class RadialWalk(GroupEmitter):
         )
 
     def _load_matrix(self) -> None:
-        """The block's part of the matrix to shared memory, with one scale."""
+        """In two passes over memory: nothing of it has been fetched."""
         weights, starts = self.problem.weight_numel, self._starts_of_paths()
         here = self._first_of("s")
-        self.put("unsigned largest = 0;")
         with self.scope(f"for (int s = 0; s < {self.slices}; ++s)"):
             self.put(here)
             for position, start in enumerate(starts):
@@ -220,7 +222,6 @@ class RadialWalk(GroupEmitter):
             for position, start in enumerate(starts):
                 place = f"slice + s * {self.slice_halves} + {position * self.radial.path_halves}"
                 self.put(f"{self.packs}({start}, {weights}, inside, {self._factor(position)}, scale.into, {place});")
-        self.put(*self.shows_matrix)
 
     def _stage_edges(self) -> None:
         """One edge a lane: its indices, and its values in shared memory; zeros beyond the last."""
@@ -235,9 +236,6 @@ class RadialWalk(GroupEmitter):
         if "w" in self.live:
             self.put(f"const int my_bound = node_bound + bound_of(largest_of<{self.operand.stride}>(values));")
         self.put(store, "__syncwarp(0xffffffffu);")
-
-    def _put_node(self, block: int) -> str:
-        return f"put_sums<MUL>({self._start_of(block)}, u, active, team, kept.og{block});"
 
     def _start_of(self, block: int) -> str:
         """Where a block of the receiver's row begins."""
@@ -286,10 +284,7 @@ class RadialGroup(RadialWalk):
     def text(self) -> str:
         first = "first_" if self._slice_loop else ""
         fields, number = [f"    Real {field};" for field in self.memory.row_fields()], self.number
-        rows = (
-            ",\n                    const int first_run, const int end_run, unsigned* const marks"
-            * self.radial.stores_rows
-        )
+        rows = ",\n                    const int first_run, const int end_run, unsigned* const marks"
         return "\n".join(
             [
                 f"// What group {number} has of an edge, and of a node.",
@@ -305,7 +300,7 @@ class RadialGroup(RadialWalk):
                 *("{", *self._step(), "}", ""),
                 f"DEVICE void group_{number}(const Buffers& b, const Warp& team, const int part, const int first_edge,",
                 "                    const int end_edge, const int num_out, unsigned short* const slice,",
-                f"                    Real* const stage{rows})",
+                f"                    Real* const stage{rows * self.radial.stores_rows})",
                 *("{", *self._group(), "}", ""),
             ]
         )
@@ -455,8 +450,10 @@ class RadialGroup(RadialWalk):
         """Weights of a path, its arithmetic for each edge of the lane, and what its gradients of weights give."""
         block = self.problem.paths[p].in1
         dim = self.problem.in1[block].dim
+        # Whether nothing of the paths before stays in registers, so that the compiler has room.
+        every = ANEW_AFTER.get(self.radial.spec.schedule.edge_values)
         with self.scope(""):
-            if self._begins_anew(position):
+            if every is not None and position % every == 0:
                 self.put("__syncwarp(0xffffffffu);  // the compiler keeps no value from before")
             if self.forms_weights:
                 self._form_weights(position)
@@ -480,11 +477,6 @@ class RadialGroup(RadialWalk):
 
     def _form_weights(self, position: int) -> None:
         self.put(self.lay.weights, self.lay.form(position * self.radial.path_halves))
-
-    def _begins_anew(self, position: int) -> bool:
-        """Whether nothing of the paths before stays in registers, so that the compiler has room."""
-        every = ANEW_AFTER.get(self.radial.spec.schedule.edge_values)
-        return every is not None and position % every == 0
 
     @property
     def _weight(self) -> str:
@@ -518,16 +510,12 @@ class RadialGroup(RadialWalk):
 
     def _sum_attributes(self, position: int) -> None:
         """Sum gradients of the edges' attributes over the channels of a quad, four that no later path adds to."""
-        paths = [self.problem.paths[q] for q in self.paths]
-        last = [max((k for k, path in enumerate(paths) if path.in2 == b), default=-1) for b in self._in2_of_elements()]
+        of_block = {self.problem.paths[q].in2: k for k, q in enumerate(self.paths)}
+        last = [of_block.get(b, -1) for b, block in enumerate(self.problem.in2) for _ in range(block.mul * block.dim)]
         for quarter in range(self._quarters):
             if max(last[4 * quarter : 4 * quarter + 4]) == position:
                 add = f"y_sums[i][{quarter}] += sum_to_quad(team, of_y[i] + {4 * quarter});"
                 self.put(f"UNROLL for (int i = 0; i < EDGES; ++i) {add}")
-
-    def _in2_of_elements(self) -> list[int]:
-        """The block of the second input that each element of its row belongs to."""
-        return [number for number, block in enumerate(self.problem.in2) for _ in range(block.mul * block.dim)]
 
     def _put_edges(self) -> None:
         """Add the gradients of the edges' attributes and hidden features."""

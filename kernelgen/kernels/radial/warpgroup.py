@@ -145,6 +145,7 @@ class WarpgroupGroup(ProductsInFlight, CoupledGroup):
         self.lay = WarpgroupRows()
         self.keeps_edges = False
         self.walk_place = self.attribute_place + plan.attribute_reals(group)
+        self.prelude = (HIDDEN, self.clears)
         if self.forms_weights:
             self.asks = ("ask<HIDDEN>(b.w + (long long)my_edge * HIDDEN);",)
 
@@ -168,13 +169,6 @@ class WarpgroupGroup(ProductsInFlight, CoupledGroup):
         return "w" in self.live and PRODUCTS[self.radial.spec.accuracy] == 1
 
     @property
-    def _chain(self) -> int:
-        """Paths of a chain of sums of gradients of hidden features, an even number."""
-        count = len(self.paths)
-        chains = -(-count // HIDDEN_CHAIN)
-        return -(-count // (2 * chains)) * 2
-
-    @property
     def cost(self) -> int:
         """By times of blocks on an H200 (to 7%), not by instructions: warps wait for each other at products."""
         statements = {p: len(self.kernel.bodies[p].statements) for p in self.paths}
@@ -185,22 +179,12 @@ class WarpgroupGroup(ProductsInFlight, CoupledGroup):
     # ---- the loop --------------------------------------------------------------------------------------------------
 
     def _group(self) -> list[str]:
-        self.lines = []
-        self.put(
-            f"constexpr int MUL = {self.group.mul};",
-            f"const int first_channel = part * {16 * self.slices};",
-            f"const int u = first_channel + {self.lay.first_channel};",
-            f"const bool active = {self._active};",
-            HIDDEN,
-            self.clears,
-        )
-        if self.radial.loads_matrix_at_once:
-            self._fetch_matrix()
+        self._begin_group()
         self.put(
             "const int run_of_first = run_of(team, b.spans, num_out, first_edge);",
             "const Steps share = steps_of_warp(team, b.spans, num_out, run_of_first, first_edge, end_edge);",
         )
-        (self._leave_matrix if self.radial.loads_matrix_at_once else self._load_matrix)()
+        self._show_matrix()
         self.put(
             f"volatile Walk& walk = *reinterpret_cast<volatile Walk*>(stage + {self.walk_place});",
             "begin_walk(walk, share, matrix_scale);",
@@ -384,7 +368,9 @@ class WarpgroupGroup(ProductsInFlight, CoupledGroup):
         if f"hidden{pair - 1}" in self.begun:
             self._wait_for(f"hidden{pair - 1}")
         parts = f"gradient_hi[{pair % 2}], gradient_lo[{pair % 2}]"
-        at, chain = position // 2 * 2, self._chain
+        chains = -(-len(self.paths) // HIDDEN_CHAIN)
+        # Paths of a chain of sums: an even number.
+        at, chain = position // 2 * 2, -(-len(self.paths) // (2 * chains)) * 2
         if at and at % chain == 0 and not self.is_one_chain:
             self._wait_for_hidden()
             self._return_hidden_sums()
@@ -496,18 +482,15 @@ class WarpgroupValues(ProductsInFlight):
         """In two passes over memory, with the loads of as many paths in flight as registers have room for."""
         each, count = max(self.radial.paths_held, 1), len(self.paths)
         batches = [range(first, min(first + each, count)) for first in range(0, count, each)]
-        self.put("unsigned largest = 0;")
-        for batch in batches:
-            with self.scope(""):
-                self._fetch_paths(batch)
-                self._take_factors(batch)
-        self._scale_matrix()
-        for batch in batches:
-            with self.scope(""):
-                self._fetch_paths(batch)
-                self._take_factors(batch)
-                self._leave_paths(batch)
-        self.put(*self.shows_matrix)
+        for leaves in (False, True):
+            if leaves:
+                self._scale_matrix()
+            for batch in batches:
+                with self.scope(""):
+                    self._fetch_paths(batch)
+                    self._take_factors(batch)
+                    if leaves:
+                        self._leave_paths(batch)
 
     # ---- the staged edges ------------------------------------------------------------------------------------------
 
@@ -547,6 +530,7 @@ class WarpgroupValues(ProductsInFlight):
             "    y[k] = staged < count ? y[k] * back_of_staged : Real(0);",
         )
         stride = self.operand.stride
+        attributes = self.operand.load(self._of_values("next_edge"))[-1]  # of the edge behind
         self.put(
             *self.operand.stage()[len(self.operand.load("my_edge")) : -1],
             *(["meet();  // all warps have read what was staged before"] if is_one else []),
@@ -555,7 +539,7 @@ class WarpgroupValues(ProductsInFlight):
             "show_to_tensor_cores();",
             "meet();",
             "next_far = int(b.sender[next_edge]);",
-            *([self._fetch("next_edge"), self._load_attributes()] if self.is_ahead else self._ask()),
+            *([self._fetch("next_edge"), attributes] if self.is_ahead else self._ask()),
         )
 
     def _fetch(self, edges: str) -> str:
@@ -567,10 +551,6 @@ class WarpgroupValues(ProductsInFlight):
     def _of_values(edges: str) -> str:
         """The edge, of the warp's 8, whose values a lane stages."""
         return f"team.broadcast({edges}, 8 * octet + team.lane % 8)"
-
-    def _load_attributes(self) -> str:
-        """Attributes of that edge behind the staged ones."""
-        return self.operand.load(self._of_values("next_edge"))[-1]
 
     def _ask(self) -> list[str]:
         """Have the L2 cache load hidden features and attributes of the edges behind."""
