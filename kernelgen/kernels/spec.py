@@ -11,7 +11,7 @@ from kernelgen.device import DeviceFacts
 from kernelgen.errors import ScheduleError, UnsupportedError
 from kernelgen.kernels.harmonics.schedule import HarmonicsSchedule
 from kernelgen.kernels.knobs import Knobs
-from kernelgen.kernels.product.schedule import Schedule
+from kernelgen.kernels.product.schedule import CudaSchedule, Schedule
 from kernelgen.kernels.source import ENTRY
 from kernelgen.problem.harmonics import HarmonicsProblem
 from kernelgen.problem.product import TensorProductProblem
@@ -91,6 +91,12 @@ class Spec:
             )
         if self.permuted and not self.takes_runs:
             raise ScheduleError("permuted is for the runs of edges of a weighted uvu convolution on a GPU")
+
+    @property
+    def cuda(self) -> CudaSchedule:
+        """Its schedule, which must be a GPU's."""
+        assert isinstance(self.schedule, CudaSchedule)
+        return self.schedule
 
     @property
     def takes_runs(self) -> bool:

@@ -11,7 +11,6 @@ from collections.abc import Callable, Iterator
 
 from kernelgen.arithmetic.couplings import PathTerms, path_terms
 from kernelgen.kernels.pairs.plan import WARP, PairPath, PairPlan
-from kernelgen.kernels.product.schedule import CudaSchedule
 from kernelgen.kernels.source import LaunchRule, Share, Source, included
 from kernelgen.kernels.spec import BUFFERS, buffers_line, buffers_struct, element, gpu_entry, host_entry
 from kernelgen.problem.irreps import Block
@@ -29,8 +28,7 @@ def emit_pairs(plan: PairPlan) -> Source:
 
 def pair_launch(plan: PairPlan) -> LaunchRule:
     """A team for each part of each edge."""
-    schedule = plan.spec.schedule
-    assert isinstance(schedule, CudaSchedule)
+    schedule = plan.spec.cuda
     share = Share("edges", (plan.teams,), times=len(plan.parts))
     # Each block adds its sums to memory once, so launch only as many blocks as the device runs at a time.
     most = max(1, plan.spec.facts.shared_per_block // plan.shared_bytes) if plan.weight_sums else 0
@@ -160,8 +158,7 @@ def _weight_row(plan: PairPlan, shared: str) -> str:
 
 
 def _gpu(plan: PairPlan) -> Iterator[str]:
-    schedule, sums = plan.spec.schedule, plan.weight_sums
-    assert isinstance(schedule, CudaSchedule)
+    schedule, sums = plan.spec.cuda, plan.weight_sums
     teams, size = plan.teams, plan.scratch["end"]
     yield from gpu_entry(schedule.block_size, schedule.min_blocks)
     yield buffers_line()

@@ -95,7 +95,14 @@ class EdgeWalk:
             with self.scope("for (int j = 0; j < count; ++j)"):
                 self.put("const int edge = team.broadcast(my_edge, j), far = team.broadcast(my_far, j);")
                 if prefetch:
-                    self._prefetch(copies)
+                    self.put(
+                        "const int next = team.broadcast(my_edge, j + 1), next_far = team.broadcast(my_far, j + 1);"
+                    )
+                    self.put("const bool more = j + 1 < count;")
+                    if copies:  # only this waits for the loads
+                        self.put("row = next_row;")
+                        with self.scope("if (more)"):
+                            self._load_row("next_row.", "next", "next_far")
                 else:
                     self._load_row("row.", "edge", "far")
                 if by_destination:
@@ -110,15 +117,6 @@ class EdgeWalk:
                 self.put(*self.y_sums.join())
             elif kernel.staged:
                 self.put("team.sync();")
-
-    def _prefetch(self, copies: bool) -> None:
-        """Write the next edge's indices. With ``copy``, take over its row first: only this waits for the loads."""
-        self.put("const int next = team.broadcast(my_edge, j + 1), next_far = team.broadcast(my_far, j + 1);")
-        self.put("const bool more = j + 1 < count;")
-        if copies:
-            self.put("row = next_row;")
-            with self.scope("if (more)"):
-                self._load_row("next_row.", "next", "next_far")
 
     def _stage(self, by_destination: bool) -> None:
         """One edge a lane: its indices, and its edge values."""
