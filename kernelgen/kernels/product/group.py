@@ -25,13 +25,9 @@ from kernelgen.kernels.product.channelwise import (
 from kernelgen.kernels.product.memory import NODE_BUFFERS, EdgeOperand, EdgeSums, Facts, GroupMemory
 from kernelgen.kernels.spec import BYTES
 
-# A path group's loop over a run of edges, as C++ text: staged indices and edge values, prefetched rows.
-#
-# :meth:`EdgeWalk._edge` writes the body of the loop.
 
-
-class EdgeWalk:
-    """The loop over edges of one path group."""
+class GroupEmitter:
+    """The device function of one path group: :meth:`_walk` writes the loop over edges, :meth:`_edge` its body."""
 
     def __init__(self, kernel: Facts, number: int, group: Group) -> None:
         self.kernel, self.number, self.group = kernel, number, group
@@ -65,11 +61,8 @@ class EdgeWalk:
         self.depth -= 1
         self.put("}")
 
-    def _edge(self) -> None:
-        """Write the body of the loop, for one edge whose row is loaded."""
-        raise NotImplementedError
-
     def _walk(self) -> None:
+        """The loop over a run of edges: staged indices and edge values, prefetched rows."""
         kernel, prefetch = self.kernel, self.kernel.schedule.prefetch != "none"
         by_destination = not self.owner and not kernel.plain and bool({"g", "tg"} & {*kernel.live, *kernel.operands})
         copies = kernel.schedule.prefetch == "copy"
@@ -180,9 +173,7 @@ class EdgeWalk:
             self.put(*self.memory.flush("out", "destination", owned=True))
         self.put("cut = false;")
 
-
-class GroupEmitter(EdgeWalk):
-    """The device function of one path group."""
+    # ---- the function ----------------------------------------------------------------------------------------------
 
     def text(self) -> str:
         names = ", ".join(self.problem.in1[b].text for b in self.group.in1)
@@ -293,6 +284,7 @@ class GroupEmitter(EdgeWalk):
     # ---- one edge --------------------------------------------------------------------------------------------------
 
     def _edge(self) -> None:
+        """The body of the loop, for one edge whose row is loaded."""
         kernel = self.kernel
         self.put(*self.operand.begin())
         if "y" in kernel.live:

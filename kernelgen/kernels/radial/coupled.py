@@ -18,14 +18,19 @@ from kernelgen.kernels.radial.group import RadialGroup
 from kernelgen.kernels.radial.plan import RadialPlan
 from kernelgen.problem.product import PRODUCTS
 
-# What a warp stages in shared memory for gradients with coupled cotangents: a receiver's, and attributes of edges.
-#
-# Coupled cotangents (see ``include/coupled.cuh``) are computed once for a receiver, from couplings that are numbers
-# here. They and the y of an edge are scaled below 2^15 by powers of two, also for paths that lanes multiply.
+# Components of x that are added in one chain of products to a gradient of y: tensor cores truncate sums.
+CHAIN = 8
+# Over a lane's channels of its edges.
+EVERY = "UNROLL for (int i = 0; i < EDGES; ++i) UNROLL for (int c = 0; c < C; ++c)"
 
 
-class CoupledWalk(RadialGroup):
-    """What :class:`kernelgen.kernels.radial.coupled.CoupledGroup` finds in shared memory."""
+class CoupledGroup(RadialGroup):
+    """The functions of one path group with coupled cotangents.
+
+    A warp stages a receiver's cotangents and attributes of edges. Coupled cotangents (see ``include/coupled.cuh``) are
+    computed once for a receiver, from couplings that are numbers here. They and the y of an edge are scaled below 2^15
+    by powers of two, also for paths that lanes multiply.
+    """
 
     def __init__(self, plan: RadialPlan, number: int, group: Group) -> None:
         super().__init__(plan, number, group)
@@ -39,6 +44,9 @@ class CoupledWalk(RadialGroup):
         # Where coupled cotangents begin in the warp's shared memory, and attributes of its staged edges.
         self.coupled_place = plan.value_reals(group) + 16 * self.slices * plan.shared_components(group)
         self.attribute_place = self.coupled_place + self.slices * plan.coupled_reals(group)
+        self.lay = ScaledEdgeRows()
+        # Components of x in the chain of products of each gradient of y.
+        self.chains = dict.fromkeys(self.blocks_of_y, 0)
 
     def _dim1(self, p: int) -> int:
         return self.problem.in1[self.problem.paths[p].in1].dim
@@ -168,21 +176,7 @@ class CoupledWalk(RadialGroup):
         """What else of staged edges is kept in shared memory."""
         return ()
 
-
-# Components of x that are added in one chain of products to a gradient of y: tensor cores truncate sums.
-CHAIN = 8
-# Over a lane's channels of its edges.
-EVERY = "UNROLL for (int i = 0; i < EDGES; ++i) UNROLL for (int c = 0; c < C; ++c)"
-
-
-class CoupledGroup(CoupledWalk):
-    """The functions of one path group with coupled cotangents."""
-
-    def __init__(self, plan: RadialPlan, number: int, group: Group) -> None:
-        super().__init__(plan, number, group)
-        self.lay = ScaledEdgeRows()
-        # Components of x in the chain of products of each gradient of y.
-        self.chains = dict.fromkeys(self.blocks_of_y, 0)
+    # ---- a step ----------------------------------------------------------------------------------------------------
 
     @property
     def cost(self) -> int:

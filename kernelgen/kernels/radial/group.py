@@ -23,8 +23,12 @@ from kernelgen.kernels.radial.plan import RadialPlan
 # a warp stages 32 edges at a time, and steps through them.
 
 
-class RadialWalk(GroupEmitter):
-    """The loop of one path group, in which :class:`RadialGroup` has the steps."""
+# After how many paths lanes load an edge's values again, and before which products of later weights do not begin.
+ANEW_AFTER = {"four": 4, "reloaded": 1}
+
+
+class RadialGroup(GroupEmitter):
+    """The functions of one path group: its loop, and a step of it."""
 
     # Functions that leave a path's part of the matrix in shared memory, and what follows the last of them.
     packs, fetches, leaves = "pack_path", "fetch_path", "leave_path"
@@ -266,12 +270,8 @@ class RadialWalk(GroupEmitter):
                     dim = self.problem.out[block].dim
                     self.put(f"put_zeros<MUL, {dim}>({self._start_of(block)}, u, active, team);")
 
+    # ---- the functions ---------------------------------------------------------------------------------------------
 
-# After how many paths lanes load an edge's values again, and before which products of later weights do not begin.
-ANEW_AFTER = {"four": 4, "reloaded": 1}
-
-
-class RadialGroup(RadialWalk):
     @property
     def cost(self) -> int:
         """The work of an edge, measured in instructions: those of a path are about its statements and its products.
