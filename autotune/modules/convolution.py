@@ -17,10 +17,9 @@ from autotune.database.misses import asked
 from autotune.errors import TuningMissError
 from autotune.modules import base
 from autotune.workload.kinds.base import Problem
-from autotune.workload.kinds.registry import kernel_kind, problem_from_key
+from autotune.workload.kinds.registry import problem_from_key
 from autotune.workload.workload import GraphClass
 from kernelgen.compat import constant_result
-from kernelgen.device import device_facts
 from kernelgen.errors import ProblemError
 from kernelgen.ops.base import OPERATORS
 from kernelgen.ops.harmonics import build_harmonics
@@ -297,8 +296,7 @@ def _size(rows: int) -> int:
 
 def _lookup(operation: str, layout: str, key: Key, device: torch.device, dtype: torch.dtype) -> base.Lookup:
     base.check_dtype("x is", dtype)
-    kernel = (problem_from_key(key[0]), operation, str(dtype).removeprefix("torch."), layout, device_facts(device))
-    return base.Lookup(kernel, tuple(kernel_kind(operation).directions), {}, key[2])
+    return base.Lookup(problem_from_key(key[0]), operation, layout, device, dtype, key[2])
 
 
 def _build(operation: str, layout: str, key: Key, device: torch.device, dtype: torch.dtype, found: base.Found) -> Any:

@@ -142,12 +142,7 @@ def entry_of(
         deterministic=workload.deterministic,
         gain=gain,
         certificate=comparison.certificates[winner][direction] | {"environment": environment},
-        source=hash_of_text(
-            source_text(
-                *(workload.problem, workload.operation, direction, workload.dtype, workload.layout),
-                *(workload.deterministic, ours[winner][direction], facts),
-            )
-        ),
+        source=hash_of_text(source_text(workload.spec(direction, facts), ours[winner][direction])),
     )
 
 

@@ -13,7 +13,6 @@ from types import MappingProxyType
 from typing import Any, ClassVar
 
 from autotune.errors import ConfigError
-from autotune.workload.graphs import GraphSpec
 from autotune.workload.kinds.base import FindSchedule, KernelKind, Problem
 from autotune.workload.toml_tables import check_table
 from kernelgen.arithmetic.directions import HARMONICS_DIRECTIONS
@@ -65,13 +64,12 @@ class HarmonicsKind(KernelKind):
     def owns_key(self, key: str) -> bool:
         return key.startswith("sh|")
 
-    def check(
-        self, label: str, problem: Any, operation: str, layout: str, graph: GraphSpec, deterministic: bool
-    ) -> None:
+    def check(self, workload: Any) -> None:
+        layout, deterministic = workload.layout, workload.deterministic
         if layout != LAYOUT or deterministic:
             raise ConfigError(
-                f"harmonics {label!r} have layout {layout!r} and deterministic = {str(deterministic).lower()}; "
-                "leave both out: harmonics have one layout and are always deterministic"
+                f"harmonics {workload.label!r} have layout {layout!r} and deterministic = "
+                f"{str(deterministic).lower()}; leave both out: harmonics have one layout and are always deterministic"
             )
 
     def blank_spec(
@@ -97,9 +95,7 @@ class HarmonicsKind(KernelKind):
         parity = "eo"
         return {"x": "1o", "g": "+".join(f"{degree}{parity[degree % 2]}" for degree in problem.degrees)}
 
-    def compulsory_bytes(
-        self, problem: HarmonicsProblem, operation: str, direction: str, dtype: str, num_edges: int, num_nodes: int
-    ) -> int:
-        elements = {"x": 3, "tx": 3, "g": problem.dim_out}
+    def compulsory_bytes(self, work: Any, direction: str, num_edges: int, num_nodes: int) -> int:
+        elements = {"x": 3, "tx": 3, "g": work.problem.dim_out}
         moved = (*OPERANDS[direction], *HARMONICS_DIRECTIONS[direction].outputs)
-        return num_edges * sum(elements[name] for name in moved) * BYTES[dtype]
+        return num_edges * sum(elements[name] for name in moved) * BYTES[work.dtype]

@@ -12,7 +12,7 @@ from types import MappingProxyType
 from typing import Any, ClassVar
 
 from autotune.errors import ConfigError
-from autotune.workload.graphs import GraphSpec, NodesAlone
+from autotune.workload.graphs import NodesAlone
 from autotune.workload.kinds.base import FindSchedule, KernelKind, Problem, SourceOfSize
 from autotune.workload.toml_tables import check_table
 from kernelgen.arithmetic.contraction import CONTRACTION_DIRECTIONS
@@ -66,10 +66,9 @@ class ContractionKind(KernelKind):
     def owns_key(self, key: str) -> bool:
         return key.startswith("sc|")
 
-    def check(
-        self, label: str, problem: Any, operation: str, layout: str, graph: GraphSpec, deterministic: bool
-    ) -> None:
-        if deterministic:
+    def check(self, workload: Any) -> None:
+        graph, label = workload.graph, workload.label
+        if workload.deterministic:
             raise ConfigError(
                 f"contraction {label!r} has deterministic = true; leave it out, and use "
                 "torch.use_deterministic_algorithms(True) where a model runs: it has no schedules of its own"
@@ -109,14 +108,12 @@ class ContractionKind(KernelKind):
         given = inside * problem.channels if layout == "mul_ir" else channels
         return {"x": "+".join(given), "g": "+".join(f"{problem.channels}x{irrep}" for irrep in out)}
 
-    def compulsory_bytes(
-        self, problem: ContractionProblem, operation: str, direction: str, dtype: str, num_edges: int, num_nodes: int
-    ) -> int:
-        asked = CONTRACTION_DIRECTIONS[direction]
+    def compulsory_bytes(self, work: Any, direction: str, num_edges: int, num_nodes: int) -> int:
+        problem, asked = work.problem, CONTRACTION_DIRECTIONS[direction]
         numbers = {
             "x": num_edges * problem.dim_in,
             "w": num_nodes * len(polynomials(problem)),
             "g": num_edges * problem.dim_out,
         }
         moved = sum(numbers[name[-1]] for name in (*asked.operands, *asked.outputs))
-        return moved * problem.channels * BYTES[dtype] + INDEX_BYTES * num_edges
+        return moved * problem.channels * BYTES[work.dtype] + INDEX_BYTES * num_edges
