@@ -78,8 +78,12 @@ def _edge_lines(plan: PairPlan, part: tuple[PairPath, ...]) -> Iterator[str]:
     for name in ("w", "tw"):
         if name in direction.operands:
             yield f"const Real* const __restrict__ {name} = b.{name}{row};"
-    if plan.is_direct:
-        yield from _rows_of_pairs(plan)
+    if plan.is_direct:  # pairs access the edge's rows themselves
+        for name in direction.operands:
+            if name[-1] == "g":
+                yield f"const Real* const __restrict__ {name} = b.{name} + edge * {problem.dim_out};"
+        if "g" in direction.live_outputs:
+            yield f"Real* const __restrict__ out_g = b.out_g + edge * {problem.dim_out};"
     yield from _load_rows(plan, part)
     for slot in _summed(plan):
         size = {"x": problem.dim_in1, "y": problem.dim_in2, "g": problem.dim_out}[slot]
@@ -103,16 +107,6 @@ def _blocks(plan: PairPlan, part: tuple[PairPath, ...], slot: str) -> Iterator[B
 def _summed(plan: PairPlan) -> str:
     """Outputs whose rows are summed in scratch memory."""
     return "".join(slot for slot in plan.spec.direction.live_outputs if f"o_{slot}" in plan.scratch)
-
-
-def _rows_of_pairs(plan: PairPlan) -> Iterator[str]:
-    """Pointers to the edge's rows ``g``, ``tg`` and ``out_g``, for pairs that access them directly."""
-    size, direction = plan.spec.problem.dim_out, plan.spec.direction
-    for name in direction.operands:
-        if name[-1] == "g":
-            yield f"const Real* const __restrict__ {name} = b.{name} + edge * {size};"
-    if "g" in direction.live_outputs:
-        yield f"Real* const __restrict__ out_g = b.out_g + edge * {size};"
 
 
 def _load_rows(plan: PairPlan, part: tuple[PairPath, ...]) -> Iterator[str]:
