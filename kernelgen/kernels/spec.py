@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any, ClassVar, Protocol
 
 from kernelgen.arithmetic.directions import OPERANDS, Direction, HarmonicsDirection
 from kernelgen.device import DeviceFacts
@@ -131,6 +131,10 @@ class HarmonicsSpec:
     schedule: HarmonicsSchedule
     dtype: str
     facts: DeviceFacts
+    # What other kernels are stored and looked up by too.
+    operation: ClassVar[str] = "harmonics"
+    layout: ClassVar[str] = "mul_ir"
+    deterministic: ClassVar[bool] = False
 
     def __post_init__(self) -> None:
         if self.dtype not in BYTES:

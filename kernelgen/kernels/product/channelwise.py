@@ -170,13 +170,8 @@ def registers_of(plan: Plan) -> int:
     return widest * BYTES[spec.dtype] // 4 + 24
 
 
-def stage_stride(plan: Plan, group: Group) -> int:
-    """Shared-memory elements of one staged edge: its edge values, padded to an odd multiple of 16 bytes."""
-    return staged_stride(plan, group.paths)
-
-
-def staged_stride(plan: Plan, paths: tuple[int, ...]) -> int:
-    """:func:`stage_stride` of some paths alone."""
+def stage_stride(plan: Plan, paths: tuple[int, ...]) -> int:
+    """Shared-memory elements of one staged edge: edge values of paths, padded to an odd multiple of 16 bytes."""
     operands = plan.spec.direction.operands
     return padded_stride(len(_staged_values(plan, paths)) * (("y" in operands) + ("ty" in operands)), plan.spec.dtype)
 
@@ -203,7 +198,7 @@ def value_elements(plan: Plan) -> int:
     schedule = plan.spec.cuda
     if schedule.edge_operand == "inline":
         return 0
-    return max((stage_stride(plan, group) for group in plan.groups), default=0) * plan.stage
+    return max((stage_stride(plan, group.paths) for group in plan.groups), default=0) * plan.stage
 
 
 def ring_row(plan: Plan, group: Group) -> int:

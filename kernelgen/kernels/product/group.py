@@ -39,7 +39,7 @@ class GroupEmitter:
         # Paths of one input block are consecutive, so that its gradient is complete after the last of them.
         self.paths = sorted(group.paths, key=lambda p: (self.problem.paths[p].in1, p))
         self.memory = GroupMemory(kernel, group, self.paths)
-        self.operand = EdgeOperand(kernel, self.paths, stage_stride(kernel.plan, group))
+        self.operand = EdgeOperand(kernel, self.paths, stage_stride(kernel.plan, group.paths))
         self.y_sums = EdgeSums(kernel.plan)
         self.ring = WeightRing(self.plan, group, self.paths, value_elements(self.plan)) if self.plan.ring else None
         self.sums = sums_elements(kernel.plan)

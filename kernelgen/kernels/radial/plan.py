@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 from kernelgen.arithmetic.couplings import normalized_slots, path_terms
 from kernelgen.errors import ScheduleError, UnsupportedError
-from kernelgen.kernels.product.channelwise import Group, Plan, padded_stride, staged_stride
+from kernelgen.kernels.product.channelwise import Group, Plan, padded_stride, stage_stride
 from kernelgen.kernels.product.plan import product_plan
 from kernelgen.kernels.product.schedule import CudaSchedule
 from kernelgen.kernels.radial.schedule import STEP, WARPGROUP, RadialSchedule, RadialSpec, check_form, refusal
@@ -257,7 +257,7 @@ class RadialPlan:
         if not self.spec.is_gradient:
             return padded_stride(_normalized_values(self.spec.problem, group.paths), self.spec.dtype)
         paths = self.lane_paths(group)
-        return staged_stride(self.product, paths) if paths else 0
+        return stage_stride(self.product, paths) if paths else 0
 
     def shared_components(self, group: Group) -> int:
         """Components of a receiver's cotangents in shared memory."""
