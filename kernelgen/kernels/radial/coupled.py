@@ -13,8 +13,7 @@ from collections.abc import Iterator
 from kernelgen.arithmetic.couplings import PathTerms, coupled_rows
 from kernelgen.kernels.product.channelwise import Group
 from kernelgen.kernels.product.memory import EdgeOperand
-from kernelgen.kernels.radial.fragments import ScaledEdgeRows
-from kernelgen.kernels.radial.group import RadialGroup
+from kernelgen.kernels.radial.group import RadialGroup, ScaledEdgeRows
 from kernelgen.kernels.radial.plan import RadialPlan
 from kernelgen.problem.product import PRODUCTS
 

@@ -13,8 +13,7 @@ from dataclasses import dataclass
 
 from kernelgen.kernels.product.channelwise import Group
 from kernelgen.kernels.radial.coupled import CoupledGroup
-from kernelgen.kernels.radial.fragments import ChannelRows, ScaledEdgeRows
-from kernelgen.kernels.radial.group import RadialGroup
+from kernelgen.kernels.radial.group import ChannelRows, RadialGroup, ScaledEdgeRows
 from kernelgen.kernels.radial.plan import RadialPlan
 from kernelgen.problem.product import PRODUCTS
 
@@ -394,7 +393,7 @@ class WarpgroupGroup(ProductsInFlight, CoupledGroup):
 #
 # Rows of products are 64 channels of a path, from the block's part of the matrix, 16 of each warp; columns are edges.
 # So the four warps have the same edges of one receiver, whose hidden features and values they stage together: each has
-# 8 of the 32 edges. A lane has channels and edges as by ``mma`` (see ``fragments.ChannelRows``). Weights of some paths
+# 8 of the 32 edges. A lane has channels and edges as by ``mma`` (see ``ChannelRows``). Weights of some paths
 # are formed while lanes multiply those of the paths before. What undoes scales of hidden features and of the matrix
 # goes into attributes.
 
