@@ -8,9 +8,8 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass
 from types import MappingProxyType
-from typing import Any, ClassVar
+from typing import Any
 
 from autotune.errors import ConfigError
 from autotune.workload.kinds.base import FindSchedule, KernelKind, Problem
@@ -23,18 +22,9 @@ from kernelgen.kernels.product.defaults import default_harmonics_schedule
 from kernelgen.kernels.spec import BYTES, HarmonicsSpec
 from kernelgen.problem.harmonics import HarmonicsProblem
 
-OPERATION, LAYOUT = "harmonics", "mul_ir"
+OPERATION, LAYOUT = HarmonicsSpec.operation, HarmonicsSpec.layout
 # The slots that each direction reads.
 OPERANDS = {"forward": ("x",), "backward": ("x", "g"), "double_backward": ("x", "g", "tx")}
-
-
-@dataclass(frozen=True)
-class HarmonicsKernel(HarmonicsSpec):
-    """A spec with the other values by which every kernel is stored and looked up."""
-
-    operation: ClassVar[str] = OPERATION
-    layout: ClassVar[str] = LAYOUT
-    deterministic: ClassVar[bool] = False
 
 
 class HarmonicsKind(KernelKind):
@@ -75,7 +65,7 @@ class HarmonicsKind(KernelKind):
     def blank_spec(
         self, problem: Any, operation: str, asked: Any, dtype: str, layout: str, facts: DeviceFacts, deterministic: bool
     ) -> Any:
-        return HarmonicsKernel(problem, asked, HARMONICS_SCHEDULES[facts.backend](), dtype, facts)
+        return HarmonicsSpec(problem, asked, HARMONICS_SCHEDULES[facts.backend](), dtype, facts)
 
     def default(self, spec: HarmonicsSpec, num_edges: int | None) -> HarmonicsSchedule:
         return default_harmonics_schedule(spec.problem, spec.direction, spec.dtype, spec.facts)

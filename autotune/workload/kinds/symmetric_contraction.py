@@ -7,9 +7,8 @@ Rows of a graph are nodes: see :class:`autotune.workload.graphs.NodesAlone`.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
 from types import MappingProxyType
-from typing import Any, ClassVar
+from typing import Any
 
 from autotune.errors import ConfigError
 from autotune.workload.graphs import NodesAlone
@@ -23,17 +22,9 @@ from kernelgen.kernels.contraction.schedule import ContractionSchedule, Contract
 from kernelgen.kernels.spec import BYTES
 from kernelgen.problem.contraction import ContractionProblem
 
-OPERATION = "contraction"
+OPERATION = ContractionSpec.operation
 # A node's element, in 32 bits.
 INDEX_BYTES = 4
-
-
-@dataclass(frozen=True)
-class ContractionKernel(ContractionSpec):
-    """A spec with the other values by which every kernel is stored and looked up."""
-
-    operation: ClassVar[str] = OPERATION
-    deterministic: ClassVar[bool] = False
 
 
 class ContractionKind(KernelKind):
@@ -86,7 +77,7 @@ class ContractionKind(KernelKind):
         self, problem: Any, operation: str, asked: Any, dtype: str, layout: str, facts: DeviceFacts, deterministic: bool
     ) -> Any:
         blank = default_contraction_schedule(problem, asked, dtype, facts)
-        return ContractionKernel(problem, asked, blank, dtype, layout, "int64", facts)
+        return ContractionSpec(problem, asked, blank, dtype, layout, "int64", facts)
 
     def default(self, spec: ContractionSpec, num_edges: int | None) -> ContractionSchedule:
         return default_contraction_schedule(spec.problem, spec.direction, spec.dtype, spec.facts)
