@@ -64,35 +64,26 @@ __all__ = [
     "tune_model",
 ]
 
-_HOMES = {
-    "Acceleration": "autotune.models.stand_ins",
-    "CapturedModel": "autotune.models.capture",
-    "CapturedTraining": "autotune.models.capture_training",
-    "Certificate": "autotune.certification.certificate",
-    "Database": "autotune.database.store",
-    "ElementwiseTensorProduct": "autotune.modules.product",
-    "Entry": "autotune.database.entry",
-    "FullTensorProduct": "autotune.modules.product",
-    "FullyConnectedTensorProduct": "autotune.modules.product",
-    "GraphClass": "autotune.workload.workload",
-    "ModelTuning": "autotune.tune.model",
-    "RadialTensorProductConv": "autotune.modules.radial_convolution",
-    "SphericalHarmonics": "autotune.modules.harmonics",
-    "SphericalHarmonicsConv": "autotune.modules.harmonics",
-    "SymmetricContraction": "autotune.modules.symmetric_contraction",
-    "TensorProduct": "autotune.modules.product",
-    "TensorProductConv": "autotune.modules.convolution",
-    "Tuning": "autotune.database.lookup",
-    "__version__": "kernelgen.version",
-    "accelerate": "autotune.models.accelerate",
-    "capture": "autotune.models.capture",
-    "capture_training": "autotune.models.capture_training",
-    "certify": "autotune.certification.certificate",
-    "find_schedule": "autotune.database.lookup",
-    "restore": "autotune.models.accelerate",
-    "spherical_harmonics": "autotune.modules.harmonics",
-    "tune_model": "autotune.tune.model",
+# By module, the names that it has.
+_NAMES = {
+    "autotune.certification.certificate": "Certificate certify",
+    "autotune.database.entry": "Entry",
+    "autotune.database.lookup": "Tuning find_schedule",
+    "autotune.database.store": "Database",
+    "autotune.models.accelerate": "accelerate restore",
+    "autotune.models.capture": "CapturedModel capture",
+    "autotune.models.capture_training": "CapturedTraining capture_training",
+    "autotune.models.stand_ins": "Acceleration",
+    "autotune.modules.convolution": "TensorProductConv",
+    "autotune.modules.harmonics": "SphericalHarmonics SphericalHarmonicsConv spherical_harmonics",
+    "autotune.modules.product": "ElementwiseTensorProduct FullTensorProduct FullyConnectedTensorProduct TensorProduct",
+    "autotune.modules.radial_convolution": "RadialTensorProductConv",
+    "autotune.modules.symmetric_contraction": "SymmetricContraction",
+    "autotune.tune.model": "ModelTuning tune_model",
+    "autotune.workload.workload": "GraphClass",
+    "kernelgen.version": "__version__",
 }
+_HOMES = {name: home for home, names in _NAMES.items() for name in names.split()}
 
 
 def __getattr__(name: str) -> Any:

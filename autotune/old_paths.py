@@ -167,7 +167,7 @@ RENAMED: dict[str, dict[str, str]] = {
     "compare.peers.edge_vectors": {"ADAPTERS": "VECTORS_ADAPTERS"},
     "compare.peers.spherical_harmonics": {"ADAPTERS": "HARMONICS_ADAPTERS"},
     "database.prediction.features": {"NAMES": "FEATURES", "WORK": "WORK_NAMES"},
-    "database.prediction.work": {"NAMES": "WORK_NAMES", "schedule_of": "cuda_schedule"},
+    "database.prediction.work": {"NAMES": "WORK_NAMES"},
     "integrations.mace_backend.linear": {"Path": "LinearPath"},
     "integrations.mace_backend.skip": {"Path": "SpeciesPath"},
     "replay.defaults.choices": {"TRIED": "ANY_TRIAL"},

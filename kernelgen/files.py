@@ -29,7 +29,7 @@ def parse_json(text: str | bytes) -> Any:
     if isinstance(text, bytes):
         text = text.decode("utf-8-sig")
     try:
-        data = json.loads(text, parse_int=_integer)
+        data = json.loads(text, parse_int=lambda digits: (int if len(digits) <= SAFE_DIGITS else float)(digits))
     except RecursionError:
         raise _too_deep() from None
     level, depth = [data], 0
@@ -39,10 +39,6 @@ def parse_json(text: str | bytes) -> Any:
         inner = (each.values() if isinstance(each, dict) else each for each in level if isinstance(each, dict | list))
         level, depth = [item for items in inner for item in items if isinstance(item, dict | list)], depth + 1
     return with_fit_texts(data) if _MAY_BE_UNFIT.search(text) else data
-
-
-def _integer(digits: str) -> int | float:
-    return int(digits) if len(digits) <= SAFE_DIGITS else float(digits)
 
 
 def _too_deep() -> ValueError:

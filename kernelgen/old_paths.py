@@ -51,8 +51,10 @@ MOVED: dict[str, str] = {
     "kernels.product.schedule": "schedule.tensor_product",
     "kernels.radial.coupled": "emit.radial.coupled emit.radial.coupled_stage emit.radial.single_terms",
     "kernels.radial.emit": "emit.radial.kernel",
-    "kernels.radial.fragments": "emit.radial.fragments",
-    "kernels.radial.group": "emit.radial.edge_loop emit.radial.normalized emit.radial.path_group",
+    "kernels.radial.group": (
+        "emit.radial.edge_loop emit.radial.fragments emit.radial.normalized emit.radial.path_group "
+        "kernels.radial.fragments"
+    ),
     "kernels.radial.plan": "plan.radial.coupled plan.radial.defaults plan.radial_convolution",
     "kernels.radial.schedule": "schedule.radial schedule.radial_knobs",
     "kernels.radial.warpgroup": "emit.radial.warpgroup emit.radial.warpgroup_calls emit.radial.warpgroup_values",

@@ -48,7 +48,7 @@ from autotune.compare.precompile import (
     kind_of,
     known_failures,
 )
-from autotune.database.lookup import find_schedule
+from autotune.database.lookup import Finder
 from autotune.database.maintenance import hash_of_text, now_text, software_versions, source_text
 from autotune.database.store import Database, database_path, writable_results_dir
 from autotune.errors import ConfigError, WorkerError, unknown_name
@@ -354,13 +354,11 @@ class Plan:
 
 def sources_of(plan: Plan, which: str, facts: DeviceFacts) -> dict[str, dict[str, str]]:
     """Source hashes of our kernels in a pass, by contender and direction."""
-    work, directions = plan.workload, plan.kernels_in(which)
-
-    def source(direction: str, schedule: Knobs) -> str:
-        kernel = (work.problem, work.operation, direction, work.dtype, work.layout, work.deterministic)
-        return hash_of_text(source_text(*kernel, schedule, facts))
-
-    return {name: {d: source(d, chosen[d]) for d in directions} for name, chosen in plan.schedules.items()}
+    specs = {direction: plan.workload.spec(direction, facts) for direction in plan.kernels_in(which)}
+    return {
+        name: {direction: hash_of_text(source_text(spec, chosen[direction])) for direction, spec in specs.items()}
+        for name, chosen in plan.schedules.items()
+    }
 
 
 def plans_of(loaded: TuneConfig, facts: DeviceFacts, folder: Path) -> list[Plan]:
@@ -384,8 +382,7 @@ def plan_of(workload: Workload, passes: tuple[str, ...] | None, facts: DeviceFac
         if entry is not None:
             tuned[direction], origins[direction] = entry.tuned_schedule, "exact"
             continue
-        kernel = (workload.problem, workload.operation, direction, workload.dtype, workload.layout)
-        found = find_schedule(*kernel, facts, graph_class, strict=False, deterministic=workload.deterministic)
+        found = Finder(workload.spec(direction, facts), strict=False).find(graph_class)
         tuned[direction], origins[direction] = found.schedule, found.origin
     return Plan(workload, passes, {OURS: tuned, DEFAULT: default}, origins)
 

@@ -110,31 +110,25 @@ def _differences(case: Case, found: Values, wanted: Values, only: Iterable[str] 
 
 
 def _same(name: str) -> Callable[[Case], list[Figure]]:
+    return lambda case: _differences(case, case.found.of(asked.GIVEN), case.exact.of(asked.GIVEN), (name,))
+
+
+def _transformed(part: str, back_of: Callable[[Case], np.ndarray]) -> Callable[[Case], list[Figure]]:
+    """back_of: the matrix that turns forces back."""
+
     def figures(case: Case) -> list[Figure]:
-        return _differences(case, case.found.of(asked.GIVEN), case.exact.of(asked.GIVEN), (name,))
+        values, back = dict(case.found.of(part)), back_of(case)
+        values["forces"] = values["forces"] @ back.T
+        if "stress" in values:
+            values["stress"] = back @ values["stress"] @ back.T
+        return _differences(case, values, case.found.of(asked.GIVEN))
 
     return figures
 
 
-def _transformed(case: Case, part: str, back: np.ndarray) -> list[Figure]:
-    """back: the matrix that turns forces back."""
-    values = dict(case.found.of(part))
-    values["forces"] = values["forces"] @ back.T
-    if "stress" in values:
-        values["stress"] = back @ values["stress"] @ back.T
-    return _differences(case, values, case.found.of(asked.GIVEN))
-
-
-def _translation(case: Case) -> list[Figure]:
-    return _transformed(case, asked.TRANSLATED, np.eye(3))
-
-
-def _rotation(case: Case) -> list[Figure]:
-    return _transformed(case, asked.ROTATED, case.questions.rotation.T)
-
-
-def _inversion(case: Case) -> list[Figure]:
-    return _transformed(case, asked.INVERTED, -np.eye(3))
+_translation = _transformed(asked.TRANSLATED, lambda case: np.eye(3))
+_rotation = _transformed(asked.ROTATED, lambda case: case.questions.rotation.T)
+_inversion = _transformed(asked.INVERTED, lambda case: -np.eye(3))
 
 
 def _permutation(case: Case) -> list[Figure]:

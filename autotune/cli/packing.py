@@ -23,7 +23,7 @@ from autotune.modules.base import Found, Lookup
 from autotune.modules.convolution import operator_text
 from autotune.tune.model_passes import open_named
 from autotune.workload.config import find_problem, load_all
-from autotune.workload.kinds.registry import kernel_kind, operations_of
+from autotune.workload.kinds.registry import operations_of
 from autotune.workload.toml_tables import read_toml
 from kernelgen.compile.host import LEVELS, features_of
 from kernelgen.compile.pack_file import PackFile, write_index
@@ -106,8 +106,7 @@ def _calls_on(kind: str, text: str, operation: str, dtype: str, layout: str, tra
         options = {"operation": operation, "dtype": of_torch, "layout": layout}
         return build(problem, found.schedules, device=device, refused=found.refused, **options)
 
-    kernel = (problem, operation, dtype, layout, device_facts(device))
-    operator = Lookup(kernel, tuple(kernel_kind(operation).directions), {}, None).family(made)
+    operator = Lookup(problem, operation, layout, device, of_torch).family(made)
     calls = [Call("tp_forward", operator.text)]
     calls += [Call("tp_backward", operator.text, "", outputs) for outputs in _subsets("xyw")]
     if training:

@@ -18,8 +18,9 @@ from types import MappingProxyType
 from typing import Any
 
 from autotune.errors import DatabaseError
-from autotune.workload.kinds.registry import KINDS, OPERATIONS, kernel_kind
+from autotune.workload.kinds.registry import KINDS, OPERATIONS, kernel_kind, problem_from_key
 from autotune.workload.workload import GraphClass, Identity
+from kernelgen.device import DeviceFacts
 from kernelgen.errors import EquituneError
 from kernelgen.kernels.knobs import Knobs
 from kernelgen.kernels.spec import BYTES
@@ -129,6 +130,11 @@ class Entry:
         """Unique key of an entry in a database."""
         kernel = (self.problem, self.operation, self.direction, self.dtype, self.layout)
         return (*kernel, self.graph_class, self.deterministic)
+
+    def spec(self, facts: DeviceFacts) -> Any:
+        """The spec of its kernel on a device, with an empty schedule."""
+        kernel = (problem_from_key(self.problem), self.operation, self.direction, self.dtype, self.layout)
+        return kernel_kind(self.operation).spec(*kernel, facts, self.deterministic)
 
     @property
     def tuned_schedule(self) -> Knobs:

@@ -117,31 +117,18 @@ def find_schedule(
         TuningMissError if no entry keeps it, since a default has no measured error.
     Unreadable databases are skipped with a warning and never make a lookup fail.
     """
-    kernel = (problem, operation, direction, dtype, layout, facts)
-    return Finder(*kernel, strict, deterministic=deterministic, tolerance=tolerance).find(graph_class)
+    kind, dtype = kernel_kind(operation), dtype.removeprefix("torch.")
+    spec = kind.spec(problem, operation, direction, dtype, layout, facts, deterministic)
+    return Finder(spec, strict, tolerance).find(graph_class)
 
 
 class Finder:
-    """:func:`find_schedule` for several graph classes: what they share is read and checked once."""
+    """:func:`find_schedule` for several graph classes: what they share is read and checked once.
 
-    def __init__(
-        self,
-        problem: Problem,
-        operation: str,
-        direction: str | Direction,
-        dtype: str,
-        layout: str,
-        facts: DeviceFacts,
-        strict: bool | None = None,
-        *,
-        deterministic: bool = False,
-        tolerance: float | None = None,
-    ) -> None:
-        name = direction if isinstance(direction, str) else direction.name
-        kind = kernel_kind(operation)
-        if name not in kind.directions:
-            raise ProblemError(f"direction is {name!r}; expected one of {tuple(kind.directions)}")
-        spec = kind.spec(problem, operation, name, dtype.removeprefix("torch."), layout, facts, deterministic)
+    spec: of the kernel, as its kind makes it, with any schedule.
+    """
+
+    def __init__(self, spec: Any, strict: bool | None = None, tolerance: float | None = None) -> None:
         check_tolerance(tolerance)
         self._query = Query(spec, find_schedule, tolerance=tolerance)
         self._must = strict_by_environment() if strict is None else strict

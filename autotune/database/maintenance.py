@@ -23,8 +23,6 @@ from autotune.database.entry import Entry
 from autotune.database.lookup import find_schedule
 from autotune.database.store import Database, Table, database_path, read_table, replace_file, to_text
 from autotune.errors import DatabaseError
-from autotune.workload.config import find_problem
-from autotune.workload.kinds.base import Problem
 from autotune.workload.kinds.registry import kernel_kind
 from kernelgen.device import DeviceFacts, cuda_facts
 from kernelgen.errors import EquituneError
@@ -208,19 +206,9 @@ LENGTH = 16
 MOST = 1 << 20
 
 
-def source_text(
-    problem: Problem,
-    operation: str,
-    direction: str,
-    dtype: str,
-    layout: str,
-    deterministic: bool,
-    schedule: Knobs,
-    facts: DeviceFacts,
-) -> str:
+def source_text(spec: Any, schedule: Knobs) -> str:
     """The source that is compiled for a schedule; ScheduleError if the present generator has no such kernel."""
-    kind = kernel_kind(operation)
-    spec = kind.spec(problem, operation, direction, dtype, layout, facts, deterministic)
+    kind = kernel_kind(spec.operation)
     return emit(kind.plan(kind.kernel_spec(spec, schedule), find_schedule)).text
 
 
@@ -229,10 +217,9 @@ def hash_of_text(text: str) -> str:
     return hashlib.sha256(text.encode()).hexdigest()[:LENGTH]
 
 
-def hash_of_entry(entry: Any, facts: DeviceFacts) -> str:
+def hash_of_entry(entry: Entry, facts: DeviceFacts) -> str:
     """Hash of the source that the present generator writes for an entry's schedule."""
-    kernel = (find_problem(entry.problem), entry.operation, entry.direction, entry.dtype, entry.layout)
-    return hash_of_text(source_text(*kernel, entry.deterministic, entry.tuned_schedule, facts))
+    return hash_of_text(source_text(entry.spec(facts), entry.tuned_schedule))
 
 
 def facts_of_record(device: Mapping[str, Any]) -> DeviceFacts:

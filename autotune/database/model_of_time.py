@@ -264,7 +264,7 @@ class Occupancy:
 
     @classmethod
     def of(cls, plan: Plan, shared_bytes: int) -> Occupancy:
-        schedule, facts = cuda_schedule(plan), plan.spec.facts
+        schedule, facts = plan.spec.cuda, plan.spec.facts
         needed = registers_of(plan) * (RELOADED if schedule.prefetch in ("reload", "ring2", "ring4") else OTHERS)
         threads = schedule.block_size * max(1, schedule.min_blocks)
         limit = min(MAX_REGISTERS, facts.registers_per_unit // threads)
@@ -302,11 +302,6 @@ class Traffic:
         return cls(moved, added, share * (in_rows if plan.near == "in1" else out_rows), least)
 
 
-def cuda_schedule(plan: Plan) -> CudaSchedule:
-    assert isinstance(plan.spec.schedule, CudaSchedule)
-    return plan.spec.schedule
-
-
 def _reads(plan: Plan) -> dict[str, int]:
     """How many arrays of each slot the kernel reads: an input and its tangent."""
     operands = plan.spec.direction.operands
@@ -321,7 +316,7 @@ def log2(number: float) -> float:
 def work_of(plan: Plan | OwnersPlan, edges: float, nodes: float) -> list[float]:
     """The numbers of :data:`NAMES`; of a plan of two kernels, of the one for edges. nodes: that own edges."""
     shared_bytes, main = plan.shared_bytes, plan.others if isinstance(plan, OwnersPlan) else plan
-    schedule, facts = cuda_schedule(main), main.spec.facts
+    schedule, facts = main.spec.cuda, main.spec.facts
     conv = main.spec.operation == "conv"
     owned = schedule.accumulate == "registers" and conv
     runs = nodes * schedule.teams_per_node if owned else edges / schedule.edges_per_chunk
@@ -347,7 +342,7 @@ def work_of(plan: Plan | OwnersPlan, edges: float, nodes: float) -> list[float]:
 
 def _arithmetic(plan: Plan, groups: Sequence[GroupSizes], traffic: Traffic, flight: float) -> list[float]:
     """From ``values_per_path`` to ``intensity``."""
-    schedule, live, read = cuda_schedule(plan), plan.spec.direction.live_outputs, _reads(plan)
+    schedule, live, read = plan.spec.cuda, plan.spec.direction.live_outputs, _reads(plan)
     size, paths = BYTES[plan.spec.dtype], len(plan.spec.problem.paths)
     tiles = [-(-group.mul // plan.tile) for group in groups]
     values = sum(group.values * tile for group, tile in zip(groups, tiles, strict=True))
@@ -375,7 +370,7 @@ def _code(plan: Plan, groups: Sequence[GroupSizes], held: Occupancy, blocks_each
     A multiprocessor's caches hold 128 kB of code. Backward of nequip-benzene (68 paths) takes 1.6 times as long with
     two blocks of four warps than with one block of eight, at the same registers and warps, where all do one group.
     """
-    schedule, direction = cuda_schedule(plan), plan.spec.direction
+    schedule, direction = plan.spec.cuda, plan.spec.direction
     results = len(direction.live_outputs) + 2 * len(direction.tangents)
     a_product = schedule.channels_per_thread * (BYTES[plan.spec.dtype] // 4) * results
     code = [group.products * a_product for group in groups]
@@ -428,8 +423,8 @@ class Features:
         degree = 2.0**graph_class.log2_degree if conv else 1.0
         self._nodes = max(1.0, self._edges / degree)
         self._slots = spec.facts.units * WARP_SLOTS
-        kernel = (problem, spec.operation, direction.name, spec.dtype)
-        moved = bytes_of_product(*kernel, int(self._edges), int(self._nodes), problem.dim_in2)
+        size = (int(self._edges), int(self._nodes))
+        moved = bytes_of_product(spec, problem, direction.name, *size, problem.dim_in2)
         flags = (conv, spec.dtype == "float64", spec.layout == "mul_ir", spec.deterministic)
         self._shared = (
             *(log2(self._edges), log2(degree)),
@@ -440,8 +435,7 @@ class Features:
 
     def of(self, plan: Plan | OwnersPlan) -> list[float]:
         """The features of one schedule, by its plan."""
-        schedule = plan.spec.schedule
-        assert isinstance(schedule, CudaSchedule)
+        schedule = plan.spec.cuda
         groups, tile = schedule.path_groups, schedule.lanes * schedule.channels_per_thread
         owned = schedule.accumulate == "registers" and self._conv
         runs = self._nodes * schedule.teams_per_node if owned else self._edges / schedule.edges_per_chunk

@@ -111,15 +111,16 @@ class AutogradPasses:
 
     def backward(self) -> tuple[torch.Tensor, ...]:
         """Gradients with respect to all inputs."""
-        return torch.autograd.grad(self._kept_value(), self._inputs, self._tensors.g, retain_graph=True)
+        if self._out is None:
+            self._out = self._call(*self._inputs)
+        return torch.autograd.grad(self._out, self._inputs, self._tensors.g, retain_graph=True)
 
     def source_backward(self) -> torch.Tensor:
         """The gradient with respect to x alone."""
         return self._gradient_alone(0)
 
-    def feature_backward(self) -> torch.Tensor:
-        """The same, where forces come from it."""
-        return self._gradient_alone(0)
+    # The same, where forces come from it.
+    feature_backward = source_backward
 
     def edge_backward(self) -> torch.Tensor:
         """The gradient with respect to y alone, from which models compute forces."""
@@ -147,11 +148,6 @@ class AutogradPasses:
     def force_step(self) -> tuple[torch.Tensor, ...]:
         """A training step on forces: value, gradient with respect to one input, gradients of a loss on both."""
         return torch.autograd.grad(self._value_and_force_gradient(), self._inputs, self._loss_tangents())
-
-    def _kept_value(self) -> torch.Tensor:
-        if self._out is None:
-            self._out = self._call(*self._inputs)
-        return self._out
 
     def _gradient_alone(self, index: int) -> torch.Tensor:
         """The gradient of one input. No other requires one: a product might compute unused gradients."""

@@ -112,9 +112,7 @@ def combined(paths: torch.Tensor, matrix: torch.Tensor) -> torch.Tensor:
     return (paths[:, :, None] * matrix).sum(1)
 
 
-@functools.cache
-def _coupling(l1: int, l2: int, l3: int) -> torch.Tensor:
-    return o3.wigner_3j(l1, l2, l3, dtype=torch.float64)
+_coupling = functools.cache(functools.partial(o3.wigner_3j, dtype=torch.float64))
 
 
 @functools.lru_cache(maxsize=16)

@@ -8,8 +8,7 @@ import torch
 from torch import Tensor
 
 from autotune.models.layout import check_same
-from autotune.models.stand_ins import Draw, NodeStandIn
-from autotune.workload.workload import relayout
+from autotune.models.stand_ins import NodeStandIn
 from kernelgen.errors import UnsupportedError
 from kernelgen.ops import gates
 from kernelgen.ops.gates import GateKernel, GateRun
@@ -77,12 +76,6 @@ class IrMulGate(NodeStandIn):
                 done += taken
             at += dim * mul
         return GateKernel(runs, original.irreps_in.dim, at)
-
-    def both_results(self, draw: Draw) -> tuple[Tensor, Tensor]:
-        irreps = (str(self.original.irreps_in), str(self.original.irreps_out))
-        (x,) = draw((16, self.original.irreps_in.dim))
-        found = self.forward(relayout(x, irreps[0], "mul_ir", "ir_mul"))
-        return relayout(found, irreps[1], "ir_mul", "mul_ir"), self.original.forward(x)
 
 
 def _slices(blocks: list[Any]) -> tuple[Slice, ...]:

@@ -192,12 +192,6 @@ class TaughtGate(NodeStandIn):
     def forward(self, features: Tensor) -> Tensor:
         return self.gate.forward(features)
 
-    def both_results(self, draw: Draw) -> tuple[Tensor, Tensor]:
-        irreps = (str(self.original.irreps_in), str(self.original.irreps_out))
-        (x,) = draw((16, self.original.irreps_in.dim))
-        found = self.forward(relayout(x, irreps[0], "mul_ir", "ir_mul"))
-        return relayout(found, irreps[1], "ir_mul", "mul_ir"), self.original.forward(x)
-
 
 def with_users_descriptors(model: Any, out: dict[str, Tensor]) -> dict[str, Tensor]:
     """A MACE model's results in ``ir_mul`` with ``node_feats``, those of all layers, in e3nn's layout."""

@@ -13,10 +13,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from autotune.models.stand_ins import Draw, NodeStandIn
+from autotune.models.stand_ins import NodeStandIn
 from autotune.modules.base import autocast
 from autotune.modules.product import check_last
-from autotune.workload.workload import relayout
 from kernelgen.compat import is_autocast, o3, run_eagerly, runs_eagerly, without_autocast
 from kernelgen.errors import InputError, UnsupportedError
 from kernelgen.ops import node_matrices as matrices
@@ -177,8 +176,8 @@ class BlockMatrices(Trilinear):
         self.merged = _merged(self.paths)
         self.singles = tuple(Run(path, 1) for path in self.merged)
         self.runs = _runs(self.merged)
-        in_one = [MatrixPath(p.x, p.y, p.w, p.columns, 0, *_shape(p), p.coefficient) for p in self.merged]
-        self.kernel = BlockProduct(in_one, dims, self.weight_numel)
+        in_one = (MatrixPath(p.x, p.y, p.w, p.columns, 0, p.rows, p.columns, p.dim, p.coefficient) for p in self.merged)
+        self.kernel = BlockProduct(list(in_one), dims, self.weight_numel)
 
     def derivative(self, wanted: str, first: Tensor, second: Tensor) -> Tensor:
         if wanted == "w":
@@ -187,7 +186,11 @@ class BlockMatrices(Trilinear):
         features, weights = with_rows(features), weights.contiguous()
         if matrices.takes(features):
             return self.kernel.rows(wanted, features, weights)
-        found, written = self._empty(wanted, features), set()
+        # Zeros if no path writes some block.
+        reached = {getattr(path, wanted): path.dim * _mul(path, wanted) for path in self.merged}
+        is_whole = sum(reached.values()) == self.dims[wanted]
+        found = (features.new_empty if is_whole else features.new_zeros)(features.shape[0], self.dims[wanted])
+        written: set[int] = set()
         for run in self.runs if joins_blocks(features) else self.singles:
             path, at = run.first, getattr(run.first, wanted)
             shape, strides = (path.dim, run.rows, path.columns), (0, path.columns, 1)
@@ -202,12 +205,6 @@ class BlockMatrices(Trilinear):
                 run.write(found, values.mul_(path.coefficient), at in written)
             written.add(at)
         return found
-
-    def _empty(self, side: str, like: Tensor) -> Tensor:
-        """Room for the result; zeros if no path writes some block of it."""
-        reached = {getattr(path, side): path.dim * _mul(path, side) for path in self.merged}
-        shape = (like.shape[0], self.dims[side])
-        return like.new_empty(shape) if sum(reached.values()) == self.dims[side] else like.new_zeros(shape)
 
     def _of_weights(self, x: Tensor, y: Tensor) -> Tensor:
         if matrices.takes(x):
@@ -250,10 +247,6 @@ class BlockMatrices(Trilinear):
         return joined(found, self.dims[wanted], features)
 
 
-def _shape(path: Path) -> tuple[int, int, int]:
-    return path.rows, path.columns, path.dim
-
-
 def _mul(path: Path, side: str) -> int:
     return path.rows if side == "x" else path.columns
 
@@ -280,7 +273,7 @@ def _merged(paths: Sequence[Path]) -> tuple[Path, ...]:
             and path.x == last.x + last.rows
             and path.w == last.w + last.numel
         ):
-            found[-1] = Path(last.x, last.y, last.w, last.rows + path.rows, *_rest(last))
+            found[-1] = dataclasses.replace(last, rows=last.rows + path.rows)
         else:
             found.append(path)
     return tuple(found)
@@ -312,10 +305,6 @@ def _runs(paths: Sequence[Path]) -> tuple[Run, ...]:
     # A gradient by x is written by the first run of a place, and the others add to it: they must have the same blocks.
     are_apart = all(before[1] <= after[0] for before, after in itertools.pairwise(spans))
     return tuple(found) if are_apart and all(len(span) == 2 for span in spans) else tuple(Run(one, 1) for one in paths)
-
-
-def _rest(path: Path) -> tuple[int, int, float]:
-    return path.columns, path.dim, path.coefficient
 
 
 class AcceleratedLinear(NodeStandIn, o3.Linear):
@@ -363,12 +352,6 @@ class AcceleratedLinear(NodeStandIn, o3.Linear):
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         torch.nn.Module.__setstate__(self, state)
-
-    def both_results(self, draw: Draw) -> tuple[Tensor, Tensor]:
-        irreps = (str(self.irreps_in), str(self.irreps_out))
-        (x,) = draw((16, self.irreps_in.dim))
-        found = relayout(self.forward(relayout(x, irreps[0], "mul_ir", "ir_mul")), irreps[1], "ir_mul", "mul_ir")
-        return found, self.original.forward(x)
 
 
 def _joined_row(found: dict[tuple[int, int], Tensor], like: Tensor) -> Tensor:

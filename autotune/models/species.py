@@ -454,14 +454,11 @@ class TypedProduct(SpeciesProduct):
         # One row of the embedding for each type. Its gradient goes to one of the type's nodes, which stands for all.
         rows, count = y.index_select(0, members), len(members)
         if count not in self.by_count:
-            self.by_count[count] = TypeMatrices(self.paths, count), _by_type(self.paths, self.dims, count)
+            # The matrices ``[rows, types, columns]`` of each path are one after the other.
+            paths = [path._replace(w=path.w // path.elements * count, elements=count) for path in self.paths]
+            self.by_count[count] = TypeMatrices(self.paths, count), by_element(paths, self.dims)
         matrices, product = self.by_count[count]
         return MatricesByElement(product, species)(x, matrices(rows, weight))
-
-
-def _by_type(paths: Sequence[Path], dims: dict[str, int], count: int) -> ByElement:
-    """The product with the matrices ``[rows, types, columns]`` of each path one after the other."""
-    return by_element([path._replace(w=path.w // path.elements * count, elements=count) for path in paths], dims)
 
 
 class TypeMatrices(Trilinear):

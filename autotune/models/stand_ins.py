@@ -10,7 +10,6 @@ from __future__ import annotations
 import importlib
 import warnings
 import weakref
-from abc import abstractmethod
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, TypeAlias, cast
@@ -24,6 +23,7 @@ from autotune.modules.convolution import TensorProductConv
 from autotune.modules.harmonics import SphericalHarmonics
 from autotune.modules.product import E3nnCheckpoints, TensorProduct
 from autotune.modules.radial_convolution import convolve_radial
+from autotune.workload.workload import relayout
 from kernelgen.compat import o3
 from kernelgen.errors import UnsupportedError
 from kernelgen.problem.product import problem_of
@@ -336,6 +336,9 @@ class NodeStandIn(StandIn, NoTorchScript):
 
     detail: str
 
-    @abstractmethod
     def both_results(self, draw: Draw) -> tuple[Tensor, Tensor]:
-        """Its result and the original's, in the original's layout, on random inputs."""
+        """Its result and the original's, in the original's layout, on random inputs; here of one tensor of features."""
+        irreps = (str(self.irreps_in), str(self.irreps_out))
+        (x,) = draw((16, self.irreps_in.dim))
+        found = self.forward(relayout(x, irreps[0], "mul_ir", "ir_mul"))
+        return relayout(found, irreps[1], "ir_mul", "mul_ir"), self.original.forward(x)

@@ -156,6 +156,11 @@ class KeptInputs(Generic[Inputs]):
         return KeptInputs, (self.list.cutoff, self.list.device, self.patience)
 
 
+def in_dtype(moving: Mapping[str, Tensor], dtype: torch.dtype) -> dict[str, Tensor]:
+    """What moves with the atoms (``CapturablePackage.moving``), in the dtype of a model."""
+    return {name: value.to(dtype) if value.is_floating_point() else value for name, value in moving.items()}
+
+
 def _frame(atoms: Atoms) -> Frame:
     return Frame(atoms.get_positions(), np.array(atoms.cell), atoms.pbc)
 

@@ -18,11 +18,11 @@ from autotune.database.lookup import Finder, Tuning, check_tolerance
 from autotune.database.misses import asked
 from autotune.errors import TuningMissError
 from autotune.workload.kinds.base import Problem
-from autotune.workload.kinds.registry import CONVOLUTIONS
+from autotune.workload.kinds.registry import CONVOLUTIONS, kernel_kind
 from autotune.workload.workload import LAYOUTS, GraphClass
 from kernelgen.arithmetic.directions import DIRECTIONS
 from kernelgen.compat import constant_result, is_transforming, o3
-from kernelgen.device import DeviceFacts, check_cuda, device_facts
+from kernelgen.device import check_cuda, device_facts
 from kernelgen.errors import InputError, ProblemError, ToolMissingError, UnsupportedError
 from kernelgen.kernels.knobs import Knobs
 from kernelgen.kernels.product.schedule import Schedule
@@ -173,9 +173,8 @@ class TunedModule(NoTorchScript):
 
     def _lookup(self, device: torch.device, dtype: torch.dtype) -> Lookup:
         given = dict.fromkeys(DIRECTIONS, self.schedule) if isinstance(self.schedule, Schedule) else self.schedule
-        kernel = (self.problem, self.operation, str(dtype).removeprefix("torch."), self.layout, device_facts(device))
         asked: dict[str, Any] = {"deterministic": self.deterministic, "tolerance": self.tolerance}
-        return Lookup(kernel, tuple(DIRECTIONS), given or {}, self.strict, **asked)
+        return Lookup(self.problem, self.operation, self.layout, device, dtype, self.strict, given=given, **asked)
 
     def _build(self, device: torch.device, dtype: torch.dtype, found: Found) -> Operator:
         operator = build(
@@ -355,29 +354,29 @@ class Found(NamedTuple):
 class Lookup:
     """The lookups of a module for one device and dtype, in any number of graph classes.
 
-    kernel: problem, operation, dtype, layout and device, as in ``find_schedule``. given: schedules by direction that
-    are not looked up.
+    given: schedules by direction that are not looked up.
     """
 
     def __init__(
         self,
-        kernel: tuple[Problem, str, str, str, DeviceFacts],
-        directions: tuple[str, ...],
-        given: Mapping[str, Knobs],
-        strict: bool | None,
+        problem: Problem,
+        operation: str,
+        layout: str,
+        device: torch.device,
+        dtype: torch.dtype,
+        strict: bool | None = None,
         *,
+        given: Mapping[str, Knobs] | None = None,
         deterministic: bool = False,
         tolerance: float | None = None,
     ) -> None:
-        problem, operation, dtype, layout, facts = kernel
-        self.operation, self._given, self._directions = operation, given, directions
-
-        def finders(strict: bool | None, tolerance: float | None) -> dict[str, Finder]:
-            options: dict[str, Any] = {"deterministic": deterministic, "tolerance": tolerance}
-            asked = [name for name in directions if name not in given]
-            return {name: Finder(problem, operation, name, dtype, layout, facts, strict, **options) for name in asked}
-
-        self._finders, self._lenient = finders(strict, tolerance), finders(False, None)
+        facts, kind = device_facts(device), kernel_kind(operation)
+        self.operation, self._given, self._directions = operation, given or {}, tuple(kind.directions)
+        kernel = (str(dtype).removeprefix("torch."), layout, facts, deterministic)
+        asked = (name for name in kind.directions if name not in self._given)
+        specs = {name: kind.spec(problem, operation, name, *kernel) for name in asked}
+        self._finders = {name: Finder(spec, strict, tolerance) for name, spec in specs.items()}
+        self._lenient = {name: Finder(spec, strict=False) for name, spec in specs.items()}
 
     def find(self, graph_class: GraphClass | None) -> Found:
         """What would be loaded for a graph class; TuningMissError if forward has no suitable schedule.

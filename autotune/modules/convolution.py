@@ -17,10 +17,9 @@ from autotune.database.misses import asked
 from autotune.errors import TuningMissError
 from autotune.modules import base
 from autotune.workload.kinds.base import Problem
-from autotune.workload.kinds.registry import kernel_kind, problem_from_key
+from autotune.workload.kinds.registry import problem_from_key
 from autotune.workload.workload import GraphClass
 from kernelgen.compat import constant_result
-from kernelgen.device import device_facts
 from kernelgen.errors import ProblemError
 from kernelgen.ops.base import OPERATORS
 from kernelgen.ops.harmonics import build_harmonics
@@ -136,23 +135,17 @@ class TensorProductConv(base.TunedModule):
         operation".
         """
         num_out = node_feats.shape[0] if num_nodes is None else row_count("num_nodes", num_nodes)
-        if self.check_indices:
-            self._check_indices(sender, receiver, node_feats.shape[0], num_out, edges_sorted)
+        if self.check_indices and torch.compiler.is_compiling():
+            assert_indices(sender, receiver, node_feats.shape[0], num_out, edges_sorted)
+        elif self.check_indices:
+            check_indices(sender, receiver, node_feats.shape[0], num_out)
+            if edges_sorted:
+                check_ascending(receiver)
         node_feats, edge_attrs, weights = base.autocast(node_feats, edge_attrs, weights)
         num_edges = edge_attrs.shape[0] if edge_attrs.dim() else 0
         operator = self._operator_of(node_feats, num_edges, num_out, receiver)
         graph = {"num_out": num_out, "order": order, "is_sorted": edges_sorted}
         return self._run(operator, node_feats, edge_attrs, weights, sender, receiver, **graph)
-
-    def _check_indices(
-        self, sender: torch.Tensor, receiver: torch.Tensor, num_in: int, num_out: int, edges_sorted: bool
-    ) -> None:
-        if torch.compiler.is_compiling():
-            assert_indices(sender, receiver, num_in, num_out, edges_sorted)
-            return
-        check_indices(sender, receiver, num_in, num_out)
-        if edges_sorted:
-            check_ascending(receiver)
 
     def _run(
         self, operator: Operator, x: torch.Tensor, y: torch.Tensor, w: torch.Tensor, *edges: torch.Tensor, **graph: Any
@@ -297,8 +290,7 @@ def _size(rows: int) -> int:
 
 def _lookup(operation: str, layout: str, key: Key, device: torch.device, dtype: torch.dtype) -> base.Lookup:
     base.check_dtype("x is", dtype)
-    kernel = (problem_from_key(key[0]), operation, str(dtype).removeprefix("torch."), layout, device_facts(device))
-    return base.Lookup(kernel, tuple(kernel_kind(operation).directions), {}, key[2])
+    return base.Lookup(problem_from_key(key[0]), operation, layout, device, dtype, key[2])
 
 
 def _build(operation: str, layout: str, key: Key, device: torch.device, dtype: torch.dtype, found: base.Found) -> Any:

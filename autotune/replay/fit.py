@@ -27,7 +27,6 @@ from autotune.database.model_of_time import STEP, Features, Trees, Winner, knobs
 from autotune.database.nearest import canonical_product
 from autotune.database.store import is_slug, replace_file
 from autotune.errors import ConfigError
-from autotune.workload.kinds.registry import kernel_kind
 from autotune.workload.workload import GraphClass
 from kernelgen.device import DeviceFacts, cuda_facts
 from kernelgen.errors import EquituneError, ScheduleError, cause_of
@@ -179,12 +178,9 @@ def facts_of(device: Mapping[str, Any]) -> DeviceFacts:
 
 def spec_of(entry: Entry, facts: DeviceFacts) -> Spec | None:
     """The spec of an entry's kernel, if the model serves it."""
-    kind = kernel_kind(entry.operation)
     if entry.operation not in ("conv", "plain"):
         return None
-    problem = TensorProductProblem.from_key(entry.problem)
-    kernel = (problem, entry.operation, entry.direction, entry.dtype, entry.layout)
-    spec = kind.spec(*kernel, facts, entry.deterministic)
+    spec = entry.spec(facts)
     return spec if predicted.serves(spec) else None
 
 

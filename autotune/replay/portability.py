@@ -11,11 +11,11 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import Any
 
-from autotune.database.lookup import find_schedule
+from autotune.database.lookup import Finder, find_schedule
 from autotune.database.model_of_time import table_for
 from autotune.database.store import device_files, load_table, tuned_dirs
 from autotune.search.loop import why_hopeless
-from autotune.workload.config import find_problem, load_config
+from autotune.workload.config import load_config
 from autotune.workload.kinds.registry import kernel_kind
 from autotune.workload.toml_tables import known_configs
 from kernelgen.compile.compiler import compile_source
@@ -202,12 +202,11 @@ def kernels_of_entries(facts: DeviceFacts) -> Iterator[PortableKernel]:
     tables = [table for table in map(load_table, files) if table.device.get("backend") == "cuda"]
     entries = {identity: entry for table in tables for identity, entry in table.by_identity.items()}
     for entry in entries.values():
-        problem = find_problem(entry.problem)
-        kernel = (problem, entry.operation, entry.direction, entry.dtype, entry.layout, facts)
         name = " ".join((entry.label, *(str(part) for part in entry.identity[1:6])))
         try:
-            found = find_schedule(*kernel, entry.graph_class, strict=False, deterministic=entry.deterministic)
-            plan = _plan(kernel, entry.deterministic, found.schedule)
+            spec = entry.spec(facts)
+            found = Finder(spec, strict=False).find(entry.graph_class)
+            plan = _plan(spec, found.schedule)
         except UnsupportedError:  # this device has no kernels of the kind: modules take torch's operations
             continue
         yield PortableKernel(name, "entry", found.origin, found.reason, plan, emit(plan), entry.resources)
@@ -216,33 +215,25 @@ def kernels_of_entries(facts: DeviceFacts) -> Iterator[PortableKernel]:
 def kernels_of_defaults(facts: DeviceFacts) -> Iterator[PortableKernel]:
     """The default schedules of the shipped configs' workloads, for small graphs and for large ones."""
     workloads = [workload for name in known_configs() for workload in load_config(name, facts.backend).workloads]
-    met: set[tuple[Any, ...]] = set()
+    met: set[Any] = set()
     for workload in workloads:
         for direction in workload.directions:
-            form = (workload.dtype, workload.layout, facts)
-            kernel: Any = (workload.problem, workload.operation, direction, *form)
-            if (*kernel, workload.deterministic) in met:
+            spec = workload.spec(direction, facts)
+            if (spec, direction) in met:
                 continue
-            met.add((*kernel, workload.deterministic))
-            kind = kernel_kind(workload.operation)
-            spec = _spec(kernel, workload.deterministic)
-            name = " ".join((workload.label, *kernel[1:5]))
+            met.add((spec, direction))
+            name = " ".join((workload.label, workload.operation, direction, workload.dtype, workload.layout))
             for size, num_edges in (("large", None), ("small", small_graph_edges(facts))):
                 try:
-                    plan = _plan(kernel, workload.deterministic, kind.default(spec, num_edges))
+                    plan = _plan(spec, workload.kind.default(spec, num_edges))
                 except UnsupportedError:  # as above
                     continue
                 yield PortableKernel(f"{name} {size}", "default", "default", "", plan, emit(plan), {})
 
 
-def _spec(kernel: Any, deterministic: bool) -> Any:
-    problem, operation, direction, dtype, layout, facts = kernel
-    return kernel_kind(operation).spec(problem, operation, direction, dtype, layout, facts, deterministic)
-
-
-def _plan(kernel: Any, deterministic: bool, schedule: Knobs) -> AnyPlan:
-    kind = kernel_kind(kernel[1])
-    plan: AnyPlan = kind.plan(kind.kernel_spec(_spec(kernel, deterministic), schedule), find_schedule)
+def _plan(spec: Any, schedule: Knobs) -> AnyPlan:
+    kind = kernel_kind(spec.operation)
+    plan: AnyPlan = kind.plan(kind.kernel_spec(spec, schedule), find_schedule)
     return plan
 
 

@@ -94,8 +94,8 @@ def _write(record: Mapping[str, Any], direction: str, knobs: Any, device: Mappin
         kind = kernel_kind(operation)
         if direction not in kind.directions:
             return f"direction {direction!r} is not among {tuple(kind.directions)}"
-        kernel = (find_problem(problem), operation, direction, dtype, layout, record.get("deterministic") is True)
-        text = source_text(*kernel, kind.read(knobs), facts_of_record(device))
+        kernel = (find_problem(problem), operation, direction, dtype, layout, facts_of_record(device))
+        text = source_text(kind.spec(*kernel, record.get("deterministic") is True), kind.read(knobs))
     except EquituneError as error:
         return str(error)
     return KernelSource(hash_of_text(text), text)

@@ -21,7 +21,6 @@ from datetime import datetime, timedelta, timezone
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, TypeVar
 
-from autotune.database import trials as trial_archive
 from autotune.database import trials as trial_records
 from autotune.errors import StudyError
 from autotune.measure.space import Space
@@ -135,7 +134,7 @@ class FolderClaims(Claims):
         lines, self._offset = trial_records.read_from(self.path, self._offset)
         known = {trial_records.identity(line) for line in lines}
         if not self._begun:
-            packed, self._begun = trial_archive.packed_only(self.path, known), True
+            packed, self._begun = trial_records.packed_only(self.path, known), True
             lines = packed + lines
             known |= {trial_records.identity(line) for line in packed}
         self.count += len(lines)

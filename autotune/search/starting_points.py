@@ -128,10 +128,6 @@ def _in_layout(entry: Entry, layout: str) -> Knobs:
     return entry.tuned_schedule if entry.layout == layout else entry.tuned_schedule.for_layout(layout)
 
 
-def _is_form(knob: str, value: Any) -> bool:
-    return isinstance(value, str | bool) or (knob, value) == ("min_blocks", 1)
-
-
 def untried_forms(space: Space, ranked: Sequence[Knobs]) -> list[Knobs]:
     """The fastest earlier trial (first of ``ranked``), changed to each kernel form that no earlier trial had.
 
@@ -142,7 +138,8 @@ def untried_forms(space: Space, ranked: Sequence[Knobs]) -> list[Knobs]:
     new: dict[str, list] = {}
     for knob, choices in space.knobs.items() if ranked else ():
         known = {getattr(schedule, knob) for schedule in ranked}
-        new[knob] = [value for value in choices if _is_form(knob, value) and value not in known]
+        forms = (value for value in choices if isinstance(value, str | bool) or (knob, value) == ("min_blocks", 1))
+        new[knob] = [value for value in forms if value not in known]
     changes = [{knob: value} for knob, values in new.items() for value in values]
     together = {knob: values[0] for knob, values in new.items() if values}
     changes += [together] if len(together) > 1 else []

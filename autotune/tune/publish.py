@@ -148,12 +148,7 @@ def entry_of(
         runner_up=runner_up,
         conditions=timing.conditions if (timing := results[winner].timing) is not None else {},
         certificate=comparison.certificates[winner][direction] | {"environment": environment},
-        source=hash_of_text(
-            source_text(
-                *(workload.problem, workload.operation, direction, workload.dtype, workload.layout),
-                *(workload.deterministic, ours[winner][direction], facts),
-            )
-        ),
+        source=hash_of_text(source_text(workload.spec(direction, facts), ours[winner][direction])),
     )
 
 

@@ -25,7 +25,7 @@ from typing import TYPE_CHECKING, Any
 from autotune.compare.precompile import IdleProcess
 from autotune.database import trials as trial_records
 from autotune.database.entry import Entry
-from autotune.database.lookup import find_schedule
+from autotune.database.lookup import Finder
 from autotune.database.maintenance import driver_version
 from autotune.database.store import Database, database_path, device_record
 from autotune.database.trials import quarantine_path
@@ -303,11 +303,10 @@ def known_starts(space: Space, workload: Workload, settings: Settings) -> list[K
     The first, since a search must not end with a schedule that is slower than having none. Where runs of edges may
     store rows, the first in those forms comes next, and of fused radial kernels those of other counts of path groups.
     """
-    spec, graph_class = space.spec, workload.graph_class()
-    kernel = (workload.problem, spec.operation, spec.direction.name, workload.dtype, workload.layout, settings.facts)
+    graph_class = workload.graph_class()
     starts = starting_points(space, graph_class, known_entries(settings.facts, settings.results_dir))
     try:
-        found = find_schedule(*kernel, graph_class, strict=False, deterministic=workload.deterministic)
+        found = Finder(space.spec, strict=False).find(graph_class)
     except TuningMissError:  # the default is in quarantine
         return starts
     running = space.nearest(found.schedule)

@@ -62,7 +62,7 @@ class Workload:
             raise ConfigError(f"directions are {self.directions}; expected some of {known}, each once")
         if not isinstance(self.deterministic, bool):
             raise ConfigError(f"deterministic is {self.deterministic!r}; expected true or false")
-        self.kind.check(self.label, self.problem, self.operation, self.layout, self.graph, self.deterministic)
+        self.kind.check(self)
 
     @property
     def kind(self) -> KernelKind:
@@ -110,7 +110,7 @@ class Workload:
 
     def compulsory_bytes(self, direction: str, num_edges: int, num_nodes: int) -> int:
         """Bytes that any kernel of a direction must move on a graph, see :meth:`KernelKind.compulsory_bytes`."""
-        return self.kind.compulsory_bytes(self.problem, self.operation, direction, self.dtype, num_edges, num_nodes)
+        return self.kind.compulsory_bytes(self, direction, num_edges, num_nodes)
 
 
 @functools.lru_cache(maxsize=256)

@@ -47,7 +47,10 @@ def compile_source(source: Source, facts: DeviceFacts) -> Binary:
     if packed is not None:
         return packed
     try:
-        job = _job_of(source, facts)
+        if facts.is_hip:
+            job = hip_job(facts.arch)
+        else:
+            job = cuda_job(facts.arch + source.arch_suffix) if facts.backend == "cuda" else host_job()
         if facts.backend == "cuda" and cache.find(cache.key_of(source, job), job.binary_name) is None:
             shipped = find_shipped(source, facts)
             if shipped is not None:
@@ -58,12 +61,6 @@ def compile_source(source: Source, facts: DeviceFacts) -> Binary:
         if shipped is None:
             raise
         return shipped
-
-
-def _job_of(source: Source, facts: DeviceFacts) -> Job:
-    if facts.is_hip:
-        return hip_job(facts.arch)
-    return cuda_job(facts.arch + source.arch_suffix) if facts.backend == "cuda" else host_job()
 
 
 def compile_by(job: Job, source: Source) -> Binary:

@@ -66,13 +66,9 @@ def make_plan(spec: Any) -> Any:
     return planner(spec)
 
 
-def _emit_channelwise(plan: Plan) -> Source:
-    return emit_cuda(plan) if plan.spec.facts.backend == "cuda" else emit_host(plan)
-
-
 # By type of plan. A new kind of kernel adds its line.
 EMITTERS: dict[type, Emitter] = {
-    Plan: Emitter(_emit_channelwise, launch_of),
+    Plan: Emitter(lambda plan: (emit_cuda if plan.spec.facts.backend == "cuda" else emit_host)(plan), launch_of),
     PairPlan: Emitter(emit_pairs, pair_launch),
     OwnersPlan: Emitter(emit_owners, owners_launch),
     RadialPlan: Emitter(emit_radial, radial_launch),

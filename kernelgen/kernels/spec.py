@@ -4,14 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any, ClassVar, Protocol
 
 from kernelgen.arithmetic.directions import OPERANDS, Direction, HarmonicsDirection
 from kernelgen.device import DeviceFacts
 from kernelgen.errors import ScheduleError, UnsupportedError
 from kernelgen.kernels.harmonics.schedule import HarmonicsSchedule
 from kernelgen.kernels.knobs import Knobs
-from kernelgen.kernels.product.schedule import Schedule
+from kernelgen.kernels.product.schedule import CudaSchedule, Schedule
 from kernelgen.kernels.source import ENTRY
 from kernelgen.problem.harmonics import HarmonicsProblem
 from kernelgen.problem.product import TensorProductProblem
@@ -93,6 +93,12 @@ class Spec:
             raise ScheduleError("permuted is for the runs of edges of a weighted uvu convolution on a GPU")
 
     @property
+    def cuda(self) -> CudaSchedule:
+        """Its schedule, which must be a GPU's."""
+        assert isinstance(self.schedule, CudaSchedule)
+        return self.schedule
+
+    @property
     def takes_runs(self) -> bool:
         """Whether workers of this convolution on a GPU own no nodes, but take runs of edges (of channelwise paths)."""
         fused = self.operation == "conv" and self.problem.is_channelwise and self.facts.backend == "cuda"
@@ -125,6 +131,10 @@ class HarmonicsSpec:
     schedule: HarmonicsSchedule
     dtype: str
     facts: DeviceFacts
+    # What other kernels are stored and looked up by too.
+    operation: ClassVar[str] = "harmonics"
+    layout: ClassVar[str] = "mul_ir"
+    deterministic: ClassVar[bool] = False
 
     def __post_init__(self) -> None:
         if self.dtype not in BYTES:

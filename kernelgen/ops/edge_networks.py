@@ -47,7 +47,7 @@ def edge_product(a: Tensor, b: Tensor) -> Tensor:
     if not (_may_take(a, b) and multiplies(a, b)):
         return full_product(a, b)
     if torch.is_grad_enabled() and (a.requires_grad or b.requires_grad):
-        return _Product.apply(a, b)
+        return _Differentiable.apply(_EDGES, a, b)
     return product(a, b)
 
 
@@ -58,7 +58,7 @@ def sum_product(a: Tensor, b: Tensor) -> Tensor:
             return sum_product(b, a).t()
         return full_product(a.t(), b)
     if torch.is_grad_enabled() and (a.requires_grad or b.requires_grad):
-        return _Sums.apply(a, b)
+        return _Differentiable.apply(_SUMS, a, b)
     return sums(a, b)
 
 
@@ -70,7 +70,7 @@ def full_product(a: Tensor, b: Tensor) -> Tensor:
     if not is_autocast(a):
         return torch.mm(a, b) if a.dim() == 2 else torch.matmul(a, b)
     if runs_eagerly(a, b) and torch.is_grad_enabled() and (a.requires_grad or b.requires_grad):
-        return _FullProduct.apply(a.flatten(0, -2), b).unflatten(0, a.shape[:-1])
+        return _Differentiable.apply(_FULL, a.flatten(0, -2), b).unflatten(0, a.shape[:-1])
     with without_autocast(a):
         return torch.matmul(a, b)
 
@@ -82,53 +82,38 @@ def _may_take(a: Tensor, b: Tensor) -> bool:
     return is_one and runs_eagerly(a, b)
 
 
-def _keep(ctx: Any, a: Tensor, b: Tensor) -> None:
-    """Save what gradients need: a network whose weights are frozen keeps no features of its edges."""
-    by_a, by_b = ctx.needs_input_grad
-    ctx.save_for_backward(a if by_b else None, b if by_a else None)
+class _Form(NamedTuple):
+    """A product of a and b, and with the result's gradient g its gradients: by a of (b, g), by b of (a, g)."""
+
+    value: Callable[[Tensor, Tensor], Tensor]
+    by_a: Callable[[Tensor, Tensor], Tensor]
+    by_b: Callable[[Tensor, Tensor], Tensor]
 
 
-class _Product(torch.autograd.Function):
+class _Differentiable(torch.autograd.Function):
     @staticmethod
-    def forward(ctx: Any, a: Tensor, b: Tensor) -> Tensor:
-        _keep(ctx, a, b)
-        return product(a, b)
-
-    @staticmethod
-    @run_eagerly("autograd calls this outside of compiled graphs, which take torch's own")
-    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor | None, ...]:
-        (g,), (a, b) = gradients, ctx.saved_tensors
-        by_a, by_b = ctx.needs_input_grad
-        return edge_product(g, b.t()) if by_a else None, sum_product(a, g) if by_b else None
-
-
-class _FullProduct(torch.autograd.Function):
-    @staticmethod
-    def forward(ctx: Any, a: Tensor, b: Tensor) -> Tensor:
-        _keep(ctx, a, b)
-        with without_autocast(a):
-            return torch.mm(a, b)
+    def forward(ctx: Any, form: _Form, a: Tensor, b: Tensor) -> Tensor:
+        ctx.form = form
+        _, by_a, by_b = ctx.needs_input_grad
+        # What gradients need alone: a network whose weights are frozen keeps no features of its edges.
+        ctx.save_for_backward(a if by_b else None, b if by_a else None)
+        return form.value(a, b)
 
     @staticmethod
     @run_eagerly("autograd calls this outside of compiled graphs, which take torch's own")
     def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor | None, ...]:
-        (g,), (a, b) = gradients, ctx.saved_tensors
-        by_a, by_b = ctx.needs_input_grad
-        return full_product(g, b.t()) if by_a else None, full_product(a.t(), g) if by_b else None
+        (g,), (a, b), (_, by_a, by_b) = gradients, ctx.saved_tensors, ctx.needs_input_grad
+        return None, ctx.form.by_a(b, g) if by_a else None, ctx.form.by_b(a, g) if by_b else None
 
 
-class _Sums(torch.autograd.Function):
-    @staticmethod
-    def forward(ctx: Any, a: Tensor, b: Tensor) -> Tensor:
-        _keep(ctx, a, b)
-        return sums(a, b)
+def _mm(a: Tensor, b: Tensor) -> Tensor:
+    with without_autocast(a):
+        return torch.mm(a, b)
 
-    @staticmethod
-    @run_eagerly("autograd calls this outside of compiled graphs, which take torch's own")
-    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor | None, ...]:
-        (g,), (a, b) = gradients, ctx.saved_tensors
-        by_a, by_b = ctx.needs_input_grad
-        return edge_product(b, g.t()) if by_a else None, edge_product(a, g) if by_b else None
+
+_EDGES = _Form(lambda a, b: product(a, b), lambda b, g: edge_product(g, b.t()), sum_product)
+_FULL = _Form(_mm, lambda b, g: full_product(g, b.t()), lambda a, g: full_product(a.t(), g))
+_SUMS = _Form(lambda a, b: sums(a, b), lambda b, g: edge_product(b, g.t()), edge_product)
 
 
 # SiLU of hidden features of edges, in few passes over them.

@@ -126,14 +126,10 @@ class Mode:
         return (*pairs, mul3) if self.result == "w" else pairs
 
 
-def _any(mul1: int, mul2: int, mul3: int) -> bool:
-    return True
-
-
 MODES = {
     mode.name: mode
     for mode in (
-        Mode("uvw", "all", "w", "", _any, needs_weight=True),
+        Mode("uvw", "all", "w", "", lambda a, b, c: True, needs_weight=True),
         Mode("uvu", "all", "u", "mul_in1 = mul_out", lambda a, b, c: a == c),
         Mode("uvv", "all", "v", "mul_in2 = mul_out", lambda a, b, c: b == c),
         Mode("uuw", "same", "w", "mul_in1 = mul_in2", lambda a, b, c: a == b),

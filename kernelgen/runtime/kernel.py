@@ -256,8 +256,10 @@ class Kernel:
             if self._run is None:
                 if self.plan.spec.facts.is_hip:
                     raise UnsupportedError(f"{NOT_RUN}; build the operator for device cpu, or a CUDA GPU")
-                load = _load_cuda if self.plan.spec.facts.backend == "cuda" else _load_host
-                self._run = load(self.plan, self.binary, self.source.entry)
+                if self.plan.spec.facts.backend == "cuda":
+                    self._run = _CudaRun(self.plan, load_entry(self.binary, self.source.entry))
+                else:
+                    self._run = _load_host(self.plan, self.binary, self.source.entry)
             return self._run
 
 
@@ -302,10 +304,6 @@ def _one_thread() -> int:
         stacklevel=2,
     )
     return 1
-
-
-def _load_cuda(plan: AnyPlan, binary: Binary, entry: str) -> Run:
-    return _CudaRun(plan, load_entry(binary, entry))
 
 
 _arguments = Arguments(len(BUFFERS) + 3)

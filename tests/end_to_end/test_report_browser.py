@@ -26,6 +26,7 @@ from autotune.database.maintenance import facts_of_record, source_text
 from autotune.paths import results_dir
 from autotune.report import write_reports
 from autotune.workload.config import find_problem
+from autotune.workload.kinds.registry import kernel_kind
 from kernelgen.kernels.product.schedule import schedule_from_dict
 
 pytestmark = needs_chromium
@@ -244,8 +245,8 @@ def test_a_row_opens_to_schedule_source_and_samples(visit: Any, made_up: Path) -
     body.locator("summary", has_text="Source, forward").click()
     code = body.locator("pre code")
     unfolded(page)
-    kernel = (find_problem(KEY), "conv", "forward", "float32", record["layout"], False, schedule_from_dict(HOST_KNOBS))
-    assert code.text_content() == source_text(*kernel, facts_of_record(DEVICE))
+    kernel = (find_problem(KEY), "conv", "forward", "float32", record["layout"], facts_of_record(DEVICE))
+    assert code.text_content() == source_text(kernel_kind("conv").spec(*kernel), schedule_from_dict(HOST_KNOBS))
 
     body.locator("summary", has_text="Raw samples: 100").click()
     strip = body.locator("svg.strips")

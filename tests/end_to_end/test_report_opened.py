@@ -34,6 +34,7 @@ from autotune.report.render import Details, environment
 from autotune.report.render import Page as Rendered
 from autotune.report.sources import KernelSource, Sources, write_sources
 from autotune.workload.config import find_problem
+from autotune.workload.kinds.registry import kernel_kind
 from kernelgen.kernels.product.schedule import schedule_from_dict
 from kernelgen.version import GENERATOR_VERSION
 
@@ -82,8 +83,9 @@ def test_the_source_is_what_the_generator_compiles() -> None:
     found = write_sources([(ROW, SCHEDULES), (ROW, SCHEDULES)], DEVICE)
     (source,) = found.by_kernel.values()
     assert isinstance(source, KernelSource) and "// problem: " in source.text
-    kernel = (find_problem(KEY), "conv", "forward", "float32", ROW["layout"], False, schedule_from_dict(HOST_KNOBS))
-    assert source.hash == hash_of_text(source_text(*kernel, facts_of_record(DEVICE))) == hash_of_text(source.text)
+    kernel = (find_problem(KEY), "conv", "forward", "float32", ROW["layout"], facts_of_record(DEVICE))
+    text = source_text(kernel_kind("conv").spec(*kernel), schedule_from_dict(HOST_KNOBS))
+    assert source.hash == hash_of_text(text) == hash_of_text(source.text)
     assert found.texts == {source.hash: source.text}
     assert source.hash in shown(ROW, SCHEDULES) and f"{source.lines:,} lines" in shown(ROW, SCHEDULES)
 

@@ -79,7 +79,7 @@ C_TEXT = (
     *("kernelgen/arithmetic", "kernelgen/kernels/source", "kernelgen/kernels/harmonics/emit"),
     *("kernelgen/kernels/contraction/emit", "kernelgen/kernels/pairs/emit"),
     *(f"kernelgen/kernels/product/{name}" for name in ("cuda", "group", "memory", "host")),
-    *(f"kernelgen/kernels/radial/{name}" for name in ("emit", "group", "fragments", "coupled", "warpgroup")),
+    *(f"kernelgen/kernels/radial/{name}" for name in ("emit", "group", "coupled", "warpgroup")),
 )
 
 _EMIT, _TERMS, _RUNTIME = "tests/kernelgen/emit/", "tests/kernelgen/terms/", "tests/kernelgen/runtime/"

@@ -199,8 +199,8 @@ class BackendLinear(torch.nn.Module):
             paths.append(LinearPath(pair.x.offset, pair.y.offset, at, pair.x.mul, pair.y.mul, pair.y.dim, 1.0))
             at += paths[-1].numel
         outputs = blocks_of(descriptor.irreps_out)
-        dims = tuple(_width(irreps) for irreps in (descriptor.irreps_in, descriptor.irreps_out))
-        self.__dict__["form"] = BlockMatrices(paths, (dims[0], dims[1]))
+        sides = (Irreps.parse(irreps).dimension for irreps in (descriptor.irreps_in, descriptor.irreps_out))
+        self.__dict__["form"] = BlockMatrices(paths, tuple(sides))
         order = [pair.weights.flatten() for pair in pairs]
         self._keep("order", torch.cat(order) if order else torch.empty(0, dtype=torch.int64))
         self._keep("scales", _scales(descriptor.irreps_in, pairs))
@@ -242,10 +242,6 @@ class BackendLinear(torch.nn.Module):
         """Normal numbers at MACE's scales, a bias of zeros."""
         values = drawn(tuple(self.weight.shape), seed) * self.scales.cpu()
         self.load_canonical({"weight": values, "bias": self.to_canonical()["bias"] * 0})
-
-
-def _width(irreps: str) -> int:
-    return sum(block.mul * block.dim for block in blocks_of(irreps))
 
 
 def _scales(irreps_in: str, pairs: list[Any]) -> Tensor:

@@ -22,12 +22,12 @@ from torch import Tensor
 from autotune.models.accelerate import accelerate
 from autotune.models.capture import capture as captured
 from autotune.models.lammps import TYPICAL_SIZE, RankGraph, compile_energies, ready_copy
-from autotune.models.mace.package import extended_cell
+from autotune.models.mace.package import CAPTURABLE
 from autotune.models.mace.patched import forward_for_lammps
 from autotune.models.package import quietly
 from autotune.models.padding import triple_product
 from autotune.models.stand_ins import CONVOLUTIONS
-from autotune.models.step import KeptInputs, QuickSteps, changes_since, to_host
+from autotune.models.step import KeptInputs, QuickSteps, changes_since, in_dtype, to_host
 from kernelgen.errors import InputError
 
 # MACE's ASE calculator with Equitune in its models.
@@ -82,15 +82,12 @@ class MACECalculator(Stock, QuickSteps):
             return super()._atoms_to_batch(atoms)
         kept, graph = self.kept_inputs().of(atoms, self._depends_on(atoms), lambda: self._stocks_batch(atoms))
         batch = copy.copy(kept)
-        dtype = batch.positions.dtype
-        cell = extended_cell(graph, self.r_max)
-        batch.positions = graph.positions.to(dtype)
-        batch.edge_index = torch.stack((graph.centers, graph.neighbors))
-        batch.unit_shifts, batch.shifts = graph.unit_shifts.to(dtype), graph.offsets.to(dtype)
-        volume = triple_product(cell)
+        dtype, moving = batch.positions.dtype, CAPTURABLE.moving(self.models[0], graph)
+        for name, value in in_dtype(moving, dtype).items():
+            setattr(batch, name, value)
+        cell, volume = moving["cell"], triple_product(moving["cell"])
         # Zeros where a cell has no volume, as MACE does.
         reciprocal = 2 * torch.pi * torch.linalg.cross(cell[[1, 2, 0]], cell[[2, 0, 1]]) / volume
-        batch.cell = cell.to(dtype)
         batch.rcell = torch.where(volume != 0, reciprocal, 0.0).to(dtype)
         batch.volume = volume.to(dtype).reshape(batch.volume.shape)
         return batch

@@ -94,22 +94,16 @@ class NequIPLayout(ModelLayout):
     """NequIP's sequence of modules with convolution layers in it."""
 
     def matches(self, model: torch.nn.Module) -> bool:
-        is_sequence = (home_of(type(model)), type(model).__qualname__) == (
-            f"{_HOME}_graph_mixin",
-            "SequentialGraphNetwork",
-        )
+        is_sequence = (home_of(type(model)), type(model).__qualname__) == _SEQUENCE
         return is_sequence and any(_is_layer(module) for module in model._modules.values())
 
     def parts(self, model: Any) -> Iterator[Part]:
         features, types = None, _types_of(model)
         for name, module in model._modules.items():
-            kind = type(module)
             if _is_layer(module):
                 features = yield from _parts_of_layer(module, name, features, types)
-            elif (
-                not home_of(kind).startswith(_HOME) or kind.__name__ not in _INDIFFERENT or "forward" in module.__dict__
-            ):
-                raise UnsupportedError(f"{name} is a {kind.__name__}, which may take node features")
+            elif not _is_indifferent(module):
+                raise UnsupportedError(f"{name} is a {type(module).__name__}, which may take node features")
             elif is_cutoff(getattr(module, "cutoff", None)):
                 yield Part(module, "cutoff", f"{name}.cutoff", CUTOFFS, AcceleratedCutoff)
         if any(degree > 0 for degree, _ in outline(features or "")):

@@ -4,7 +4,6 @@ vectors of batches.
 
 from __future__ import annotations
 
-import functools
 from typing import Any, cast
 
 import nequip
@@ -45,7 +44,7 @@ class TypedInteractionBlock(InteractionBlock):
         token = NODE_TYPES.set(data[AtomicDataDict.ATOM_TYPE_KEY].view(-1))
         try:
             exchanges = type(self.ghost_exchange) is not NoOpGhostExchangeModule
-            if kind is InteractionBlock and _has_known_forward() and not exchanges and _has_no_ghosts(data):
+            if kind is InteractionBlock and nequip.__version__ == _READ and not exchanges and _has_no_ghosts(data):
                 return self._of_all_nodes(data)
             return kind.forward(self, data)
         finally:
@@ -64,10 +63,8 @@ class TypedInteractionBlock(InteractionBlock):
         return data
 
 
-@functools.cache
-def _has_known_forward() -> bool:
-    """Whether NequIP is the version whose block was read."""
-    return nequip.__version__ == "0.19.1"
+# The version of NequIP whose block was read.
+_READ = "0.19.1"
 
 
 def _has_no_ghosts(data: AtomicDataDict.Type) -> bool:

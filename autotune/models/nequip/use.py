@@ -13,7 +13,8 @@ from nequip.integrations.ase import NequIPCalculator as Stock
 
 from autotune.models.accelerate import accelerate
 from autotune.models.capture import capture as captured
-from autotune.models.step import QuickSteps, changes_since
+from autotune.models.nequip.package import CAPTURABLE
+from autotune.models.step import QuickSteps, changes_since, in_dtype
 
 # Change ``from nequip.integrations.ase import NequIPCalculator`` to ``from autotune.models.nequip.use import
 # NequIPCalculator`` and nothing else.
@@ -86,12 +87,7 @@ class NequIPCalculator(Stock, QuickSteps):
             return super().atoms_to_data(atoms)
         # Whatever else ``from_ase`` takes from the atoms, no model of energies reads.
         kept, graph = self.kept_inputs().of(atoms, (), lambda: self._stocks_data(atoms))
-        dtype = kept[Data.POSITIONS_KEY].dtype
-        data = dict(kept)
-        data[Data.POSITIONS_KEY] = graph.positions.to(dtype)
-        data[Data.CELL_KEY] = graph.cell.to(dtype)[None]
-        data[Data.EDGE_INDEX_KEY] = torch.stack((graph.centers, graph.neighbors))
-        data[Data.EDGE_CELL_SHIFT_KEY] = graph.unit_shifts.to(dtype)
+        data = kept | in_dtype(CAPTURABLE.moving(self.model, graph), kept[Data.POSITIONS_KEY].dtype)
         prune = self._neighbor_list()._pruner
         return data if prune is None else prune(data)
 

@@ -13,8 +13,9 @@ from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, ClassVar, Protocol
 
 from autotune.text import count
-from autotune.workload.graphs import EdgesAlone, GraphSpec, NodesAlone, RandomNeighbours
+from autotune.workload.graphs import EdgesAlone, NodesAlone, RandomNeighbours
 from kernelgen.device import DeviceFacts
+from kernelgen.errors import ProblemError
 from kernelgen.kernels.knobs import Knobs
 
 if TYPE_CHECKING:
@@ -97,10 +98,8 @@ class KernelKind(ABC):
         """Whether a text looks like a key of its problems, well-formed or not; kinds of higher rank are asked first."""
 
     @abstractmethod
-    def check(
-        self, label: str, problem: Any, operation: str, layout: str, graph: GraphSpec, deterministic: bool
-    ) -> None:
-        """Raise ConfigError for a workload without kernels; ``label``: its problem's short name."""
+    def check(self, workload: Any) -> None:
+        """Raise ConfigError for a workload without kernels."""
 
     @staticmethod
     @abstractmethod
@@ -117,8 +116,11 @@ class KernelKind(ABC):
         facts: DeviceFacts,
         deterministic: bool = False,
     ) -> Any:
-        """The spec with an empty schedule; ``direction`` by name or as an object."""
-        asked = self.directions[direction] if isinstance(direction, str) else direction
+        """The spec with an empty schedule; ``direction`` by name or as an object, ProblemError for an unknown one."""
+        name = direction if isinstance(direction, str) else direction.name
+        if name not in self.directions:
+            raise ProblemError(f"direction is {name!r}; expected one of {tuple(self.directions)}")
+        asked = self.directions[name] if isinstance(direction, str) else direction
         return self.blank_spec(problem, operation, asked, dtype, layout, facts, deterministic)
 
     @abstractmethod
@@ -152,10 +154,10 @@ class KernelKind(ABC):
         """Irreps by slot, of the operands and outputs that rotate with the coordinates, as they are in a row."""
 
     @abstractmethod
-    def compulsory_bytes(
-        self, problem: Any, operation: str, direction: str, dtype: str, num_edges: int, num_nodes: int
-    ) -> int:
+    def compulsory_bytes(self, work: Any, direction: str, num_edges: int, num_nodes: int) -> int:
         """Bytes that any kernel must move: each operand of the direction read once, each output written once.
+
+        work: a workload or a spec, of which problem, operation and dtype count.
 
         Convolutions also count sender and receiver, 4 bytes each per edge. Node rows count once, however many edges
         read them, because repeated reads depend on the schedule. Nodes alone are ``num_edges``, and ``num_nodes`` the

@@ -7,20 +7,21 @@ kernel or in a separate one. The kernels use the schedules known for product and
 from __future__ import annotations
 
 import dataclasses
+import functools
 from collections.abc import Mapping
 from dataclasses import dataclass
 from types import MappingProxyType
 from typing import Any
 
 from autotune.errors import ConfigError, unknown_name
-from autotune.workload.graphs import GraphSpec
 from autotune.workload.kinds.base import FindSchedule, Problem
 from autotune.workload.kinds.tensor_product import OfProductKind, ProductKind, bytes_of_product
 from autotune.workload.toml_tables import check_table
 from kernelgen.arithmetic.directions import DIRECTIONS, Direction
 from kernelgen.device import DeviceFacts
 from kernelgen.kernels.dispatch import make_plan
-from kernelgen.kernels.harmonics.schedule import VECTOR_SCHEDULES, VectorSchedule, vector_schedule_from_dict
+from kernelgen.kernels.harmonics.schedule import VECTOR_SCHEDULES, VectorSchedule
+from kernelgen.kernels.knobs import read_schedule
 from kernelgen.kernels.spec import Spec
 from kernelgen.ops.vectors import FUSED
 from kernelgen.problem.harmonics import SEPARATOR, HarmonicsProblem, VectorProblem
@@ -52,7 +53,7 @@ class VectorsKind(OfProductKind):
     table = "vectors"
     groups = MappingProxyType({"convolutions of edge vectors": "vectors"})
     directions = MappingProxyType({name: DIRECTIONS[name] for name in ("forward", "backward", "edge_backward")})
-    read = staticmethod(vector_schedule_from_dict)
+    read = staticmethod(functools.partial(read_schedule, kinds=VECTOR_SCHEDULES))
 
     def problem_from(self, name: str, table: Any, others: Mapping[str, Problem]) -> VectorProblem:
         """A product of harmonics from a table: names of the ``product`` and of the ``harmonics``, its second input."""
@@ -69,13 +70,11 @@ class VectorsKind(OfProductKind):
     def owns_key(self, key: str) -> bool:
         return SEPARATOR in key
 
-    def check(
-        self, label: str, problem: Any, operation: str, layout: str, graph: GraphSpec, deterministic: bool
-    ) -> None:
-        super().check(label, problem, operation, layout, graph, deterministic)
-        if not problem.product.is_channelwise:
+    def check(self, workload: Any) -> None:
+        super().check(workload)
+        if not workload.problem.product.is_channelwise:
             raise ConfigError(
-                f"{label!r} has paths that cannot be fused with harmonics; tune its product and its harmonics "
+                f"{workload.label!r} has paths that cannot be fused with harmonics; tune its product and its harmonics "
                 "separately"
             )
 
@@ -104,10 +103,8 @@ class VectorsKind(OfProductKind):
     def irreps(self, problem: Any, layout: str) -> dict[str, str]:
         return super().irreps(problem, layout) | {"y": problem.irrep}
 
-    def compulsory_bytes(
-        self, problem: Any, operation: str, direction: str, dtype: str, num_edges: int, num_nodes: int
-    ) -> int:
-        return bytes_of_product(problem.product, operation, direction, dtype, num_edges, num_nodes, dim_y=3)
+    def compulsory_bytes(self, work: Any, direction: str, num_edges: int, num_nodes: int) -> int:
+        return bytes_of_product(work, work.problem.product, direction, num_edges, num_nodes, dim_y=3)
 
 
 def product_schedule(

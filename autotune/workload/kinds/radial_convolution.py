@@ -12,7 +12,6 @@ from types import MappingProxyType
 from typing import Any
 
 from autotune.errors import ConfigError, unknown_name
-from autotune.workload.graphs import GraphSpec
 from autotune.workload.kinds.base import FindSchedule, Problem
 from autotune.workload.kinds.tensor_product import INDEX_BYTES, OfProductKind
 from autotune.workload.toml_tables import check_table
@@ -80,14 +79,13 @@ class RadialKind(OfProductKind):
     def tolerance(self, problem: Any, dtype: str) -> float:
         return LARGEST_ERROR[problem.accuracy]
 
-    def check(
-        self, label: str, problem: Any, operation: str, layout: str, graph: GraphSpec, deterministic: bool
-    ) -> None:
-        if deterministic:
+    def check(self, workload: Any) -> None:
+        if workload.deterministic:
             raise ConfigError(
-                f"radial {label!r} has deterministic = true; leave it out: its kernels add in the order of arrival"
+                f"radial {workload.label!r} has deterministic = true; leave it out: "
+                "its kernels add in the order of arrival"
             )
-        super().check(label, problem, operation, layout, graph, deterministic)
+        super().check(workload)
 
     def blank_spec(
         self, problem: Any, operation: str, asked: Any, dtype: str, layout: str, facts: DeviceFacts, deterministic: bool
@@ -104,15 +102,13 @@ class RadialKind(OfProductKind):
         weights = f"weights from {problem.hidden} hidden features, accuracy of {problem.accuracy}"
         return (*super().describe(problem), weights)
 
-    def compulsory_bytes(
-        self, problem: Any, operation: str, direction: str, dtype: str, num_edges: int, num_nodes: int
-    ) -> int:
-        asked, product = DIRECTIONS[direction], problem.product
+    def compulsory_bytes(self, work: Any, direction: str, num_edges: int, num_nodes: int) -> int:
+        asked, hidden, product = DIRECTIONS[direction], work.problem.hidden, work.problem.product
         elements = {
             "x": num_nodes * product.dim_in1,
             "y": num_edges * product.dim_in2,
-            "w": num_edges * problem.hidden,
+            "w": num_edges * hidden,
             "g": num_nodes * product.dim_out,
         }
         moved = sum(elements[slot] for slot in (*asked.operands, *asked.outputs))
-        return (moved + problem.hidden * product.weight_numel) * BYTES[dtype] + 2 * INDEX_BYTES * num_edges
+        return (moved + hidden * product.weight_numel) * BYTES[work.dtype] + 2 * INDEX_BYTES * num_edges

@@ -8,12 +8,10 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass
 from types import MappingProxyType
-from typing import Any, ClassVar
+from typing import Any
 
 from autotune.errors import ConfigError
-from autotune.workload.graphs import GraphSpec
 from autotune.workload.kinds.base import FindSchedule, KernelKind, Problem
 from autotune.workload.toml_tables import check_table
 from kernelgen.arithmetic.directions import HARMONICS_DIRECTIONS
@@ -24,18 +22,9 @@ from kernelgen.kernels.product.defaults import default_harmonics_schedule
 from kernelgen.kernels.spec import BYTES, HarmonicsSpec
 from kernelgen.problem.harmonics import HarmonicsProblem
 
-OPERATION, LAYOUT = "harmonics", "mul_ir"
+OPERATION, LAYOUT = HarmonicsSpec.operation, HarmonicsSpec.layout
 # The slots that each direction reads.
 OPERANDS = {"forward": ("x",), "backward": ("x", "g"), "double_backward": ("x", "g", "tx")}
-
-
-@dataclass(frozen=True)
-class HarmonicsKernel(HarmonicsSpec):
-    """A spec with the other values by which every kernel is stored and looked up."""
-
-    operation: ClassVar[str] = OPERATION
-    layout: ClassVar[str] = LAYOUT
-    deterministic: ClassVar[bool] = False
 
 
 class HarmonicsKind(KernelKind):
@@ -65,19 +54,18 @@ class HarmonicsKind(KernelKind):
     def owns_key(self, key: str) -> bool:
         return key.startswith("sh|")
 
-    def check(
-        self, label: str, problem: Any, operation: str, layout: str, graph: GraphSpec, deterministic: bool
-    ) -> None:
+    def check(self, workload: Any) -> None:
+        layout, deterministic = workload.layout, workload.deterministic
         if layout != LAYOUT or deterministic:
             raise ConfigError(
-                f"harmonics {label!r} have layout {layout!r} and deterministic = {str(deterministic).lower()}; "
-                "leave both out: harmonics have one layout and are always deterministic"
+                f"harmonics {workload.label!r} have layout {layout!r} and deterministic = "
+                f"{str(deterministic).lower()}; leave both out: harmonics have one layout and are always deterministic"
             )
 
     def blank_spec(
         self, problem: Any, operation: str, asked: Any, dtype: str, layout: str, facts: DeviceFacts, deterministic: bool
     ) -> Any:
-        return HarmonicsKernel(problem, asked, HARMONICS_SCHEDULES[facts.backend](), dtype, facts)
+        return HarmonicsSpec(problem, asked, HARMONICS_SCHEDULES[facts.backend](), dtype, facts)
 
     def default(self, spec: HarmonicsSpec, num_edges: int | None) -> HarmonicsSchedule:
         return default_harmonics_schedule(spec.problem, spec.direction, spec.dtype, spec.facts)
@@ -97,9 +85,7 @@ class HarmonicsKind(KernelKind):
         parity = "eo"
         return {"x": "1o", "g": "+".join(f"{degree}{parity[degree % 2]}" for degree in problem.degrees)}
 
-    def compulsory_bytes(
-        self, problem: HarmonicsProblem, operation: str, direction: str, dtype: str, num_edges: int, num_nodes: int
-    ) -> int:
-        elements = {"x": 3, "tx": 3, "g": problem.dim_out}
+    def compulsory_bytes(self, work: Any, direction: str, num_edges: int, num_nodes: int) -> int:
+        elements = {"x": 3, "tx": 3, "g": work.problem.dim_out}
         moved = (*OPERANDS[direction], *HARMONICS_DIRECTIONS[direction].outputs)
-        return num_edges * sum(elements[name] for name in moved) * BYTES[dtype]
+        return num_edges * sum(elements[name] for name in moved) * BYTES[work.dtype]

@@ -7,12 +7,11 @@ Rows of a graph are nodes: see :class:`autotune.workload.graphs.NodesAlone`.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
 from types import MappingProxyType
-from typing import Any, ClassVar
+from typing import Any
 
 from autotune.errors import ConfigError
-from autotune.workload.graphs import GraphSpec, NodesAlone
+from autotune.workload.graphs import NodesAlone
 from autotune.workload.kinds.base import FindSchedule, KernelKind, Problem, SourceOfSize
 from autotune.workload.toml_tables import check_table
 from kernelgen.arithmetic.contraction import CONTRACTION_DIRECTIONS
@@ -23,17 +22,9 @@ from kernelgen.kernels.contraction.schedule import ContractionSchedule, Contract
 from kernelgen.kernels.spec import BYTES
 from kernelgen.problem.contraction import ContractionProblem
 
-OPERATION = "contraction"
+OPERATION = ContractionSpec.operation
 # A node's element, in 32 bits.
 INDEX_BYTES = 4
-
-
-@dataclass(frozen=True)
-class ContractionKernel(ContractionSpec):
-    """A spec with the other values by which every kernel is stored and looked up."""
-
-    operation: ClassVar[str] = OPERATION
-    deterministic: ClassVar[bool] = False
 
 
 class ContractionKind(KernelKind):
@@ -66,10 +57,9 @@ class ContractionKind(KernelKind):
     def owns_key(self, key: str) -> bool:
         return key.startswith("sc|")
 
-    def check(
-        self, label: str, problem: Any, operation: str, layout: str, graph: GraphSpec, deterministic: bool
-    ) -> None:
-        if deterministic:
+    def check(self, workload: Any) -> None:
+        graph, label = workload.graph, workload.label
+        if workload.deterministic:
             raise ConfigError(
                 f"contraction {label!r} has deterministic = true; leave it out, and use "
                 "torch.use_deterministic_algorithms(True) where a model runs: it has no schedules of its own"
@@ -87,7 +77,7 @@ class ContractionKind(KernelKind):
         self, problem: Any, operation: str, asked: Any, dtype: str, layout: str, facts: DeviceFacts, deterministic: bool
     ) -> Any:
         blank = default_contraction_schedule(problem, asked, dtype, facts)
-        return ContractionKernel(problem, asked, blank, dtype, layout, "int64", facts)
+        return ContractionSpec(problem, asked, blank, dtype, layout, "int64", facts)
 
     def default(self, spec: ContractionSpec, num_edges: int | None) -> ContractionSchedule:
         return default_contraction_schedule(spec.problem, spec.direction, spec.dtype, spec.facts)
@@ -109,14 +99,12 @@ class ContractionKind(KernelKind):
         given = inside * problem.channels if layout == "mul_ir" else channels
         return {"x": "+".join(given), "g": "+".join(f"{problem.channels}x{irrep}" for irrep in out)}
 
-    def compulsory_bytes(
-        self, problem: ContractionProblem, operation: str, direction: str, dtype: str, num_edges: int, num_nodes: int
-    ) -> int:
-        asked = CONTRACTION_DIRECTIONS[direction]
+    def compulsory_bytes(self, work: Any, direction: str, num_edges: int, num_nodes: int) -> int:
+        problem, asked = work.problem, CONTRACTION_DIRECTIONS[direction]
         numbers = {
             "x": num_edges * problem.dim_in,
             "w": num_nodes * len(polynomials(problem)),
             "g": num_edges * problem.dim_out,
         }
         moved = sum(numbers[name[-1]] for name in (*asked.operands, *asked.outputs))
-        return moved * problem.channels * BYTES[dtype] + INDEX_BYTES * num_edges
+        return moved * problem.channels * BYTES[work.dtype] + INDEX_BYTES * num_edges

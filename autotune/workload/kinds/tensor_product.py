@@ -8,7 +8,6 @@ from types import MappingProxyType
 from typing import Any, ClassVar
 
 from autotune.errors import ConfigError
-from autotune.workload.graphs import GraphSpec
 from autotune.workload.kinds.base import FindSchedule, KernelKind, Problem
 from autotune.workload.toml_tables import check_table
 from kernelgen.arithmetic.directions import DIRECTIONS, fixed_order_parts
@@ -65,12 +64,10 @@ class ProductKind(KernelKind):
     def owns_key(self, key: str) -> bool:
         return True  # that no other kind claims
 
-    def check(
-        self, label: str, problem: Any, operation: str, layout: str, graph: GraphSpec, deterministic: bool
-    ) -> None:
-        if operation == "conv" and not graph.has_nodes:
+    def check(self, workload: Any) -> None:
+        if workload.operation == "conv" and not workload.graph.has_nodes:
             raise ConfigError(
-                f"graph {graph.name!r} has edges alone, and a convolution needs nodes; "
+                f"graph {workload.graph.name!r} has edges alone, and a convolution needs nodes; "
                 "expected operation = 'plain', or another graph"
             )
 
@@ -111,10 +108,8 @@ class ProductKind(KernelKind):
     def irreps(self, problem: Any, layout: str) -> dict[str, str]:
         return {"x": problem.irreps_in1, "y": problem.irreps_in2, "g": problem.irreps_out}
 
-    def compulsory_bytes(
-        self, problem: Any, operation: str, direction: str, dtype: str, num_edges: int, num_nodes: int
-    ) -> int:
-        return bytes_of_product(problem, operation, direction, dtype, num_edges, num_nodes, problem.dim_in2)
+    def compulsory_bytes(self, work: Any, direction: str, num_edges: int, num_nodes: int) -> int:
+        return bytes_of_product(work, work.problem, direction, num_edges, num_nodes, work.problem.dim_in2)
 
 
 class OfProductKind(ProductKind):
@@ -122,12 +117,11 @@ class OfProductKind(ProductKind):
 
     kernel_spec, group = KernelKind.kernel_spec, KernelKind.group
 
-    def check(
-        self, label: str, problem: Any, operation: str, layout: str, graph: GraphSpec, deterministic: bool
-    ) -> None:
-        if not graph.has_nodes:
+    def check(self, workload: Any) -> None:
+        if not workload.graph.has_nodes:
             raise ConfigError(
-                f"graph {graph.name!r} has edges alone, and a convolution needs nodes; expected a graph with nodes"
+                f"graph {workload.graph.name!r} has edges alone, and a convolution needs nodes; "
+                "expected a graph with nodes"
             )
 
     def describe(self, problem: Any) -> tuple[str, ...]:
@@ -138,22 +132,16 @@ class OfProductKind(ProductKind):
 
 
 def bytes_of_product(
-    problem: TensorProductProblem,
-    operation: str,
-    direction: str,
-    dtype: str,
-    num_edges: int,
-    num_nodes: int,
-    dim_y: int,
+    work: Any, product: TensorProductProblem, direction: str, num_edges: int, num_nodes: int, dim_y: int
 ) -> int:
     """As :meth:`KernelKind.compulsory_bytes`; ``dim_y``: elements per row of y as the kernel reads it."""
-    asked, conv = DIRECTIONS[direction], operation != "plain"
+    asked, conv = DIRECTIONS[direction], work.operation != "plain"
     rows = num_nodes if conv else num_edges
     elements = {
-        "x": rows * problem.dim_in1,
+        "x": rows * product.dim_in1,
         "y": num_edges * dim_y,
-        "w": (1 if problem.shared_weights else num_edges) * problem.weight_numel,
-        "g": rows * problem.dim_out,
+        "w": (1 if product.shared_weights else num_edges) * product.weight_numel,
+        "g": rows * product.dim_out,
     }
     moved = sum(elements[name[-1]] for name in asked.operands) + sum(elements[name] for name in asked.outputs)
-    return moved * BYTES[dtype] + (2 * INDEX_BYTES * num_edges if conv else 0)
+    return moved * BYTES[work.dtype] + (2 * INDEX_BYTES * num_edges if conv else 0)

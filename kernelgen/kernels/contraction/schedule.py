@@ -127,6 +127,9 @@ class ContractionSpec:
     layout: str
     index: str
     facts: DeviceFacts
+    # What other kernels are stored and looked up by too.
+    operation: ClassVar[str] = "contraction"
+    deterministic: ClassVar[bool] = False
 
     def __post_init__(self) -> None:
         for name, allowed in (("dtype", tuple(BYTES)), ("layout", LAYOUTS), ("index", ("int32", "int64"))):

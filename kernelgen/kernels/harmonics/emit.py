@@ -28,7 +28,9 @@ def emit_harmonics(plan: HarmonicsPlan) -> Source:
         *(["harmonics_pipeline.hpp"] if ahead else []),
     ]
     kernel = _gpu_ahead(plan) if ahead else _gpu(plan) if plan.on_gpu else _host(plan)
-    parts = ["\n".join(_preamble(plan)), *map(included, headers), *_one_vector(plan), *kernel]
+    makes_x = "x" in plan.spec.direction.outputs
+    one_vector = vector_function("one_vector", plan.body, makes_x, tuple(ROWS), " * STEP")
+    parts = ["\n".join(_preamble(plan)), *map(included, headers), *one_vector, *kernel]
     return Source("\n".join(parts) + "\n", "cuda" if plan.on_gpu else "c++")
 
 
@@ -55,10 +57,6 @@ def _preamble(plan: HarmonicsPlan) -> Iterator[str]:
     if isinstance(spec.schedule, HarmonicsCudaSchedule):
         width = 1 if plan.staging == "none" else 16 // BYTES[spec.dtype]
         yield f"constexpr int STRIDE = {plan.stride}, WIDTH = {width}, STAGES = {spec.schedule.stages};"
-
-
-def _one_vector(plan: HarmonicsPlan) -> Iterator[str]:
-    return vector_function("one_vector", plan.body, "x" in plan.spec.direction.outputs, tuple(ROWS), " * STEP")
 
 
 def _gpu(plan: HarmonicsPlan) -> Iterator[str]:
@@ -123,19 +121,14 @@ def _gpu_ahead(plan: HarmonicsPlan) -> Iterator[str]:
     yield f"{INDENT * 2}fetch_tile(tile + (STAGES - 1) * step, slots + (slot ? slot - 1 : STAGES - 1) * READ);"
     yield f"{INDENT * 2}await_tile();"
     yield f"{INDENT * 2}Real* const read = slots + slot * READ;"
-    yield f"{INDENT * 2}one_vector({_own_rows(plan, places)});"
+    own = {name: f"{place} + lane * {ROWS[name].elements or 'STRIDE'}" for name, place in places.items()}
+    yield f"{INDENT * 2}one_vector({', '.join(own.get(name, 'nullptr') for name in ROWS)});"
     yield f"{INDENT * 2}__syncwarp(0xffffffffu);"
     yield f"{INDENT * 2}const int rows = rows_in(tile, num_edges);"
     yield from (f"{INDENT * 2}put_rows{moved}" for moved in _moved(plan, places, "made"))
     yield f"{INDENT * 2}__syncwarp(0xffffffffu);"
     yield f"{INDENT}}}"
     yield "}"
-
-
-def _own_rows(plan: HarmonicsPlan, places: dict[str, str]) -> str:
-    """Arguments of ``one_vector`` for a lane's vector."""
-    own = {name: f"{places[name]} + lane * {ROWS[name].elements or 'STRIDE'}" for name in plan.live}
-    return ", ".join(own.get(name, "nullptr") for name in ROWS)
 
 
 def _moved(plan: HarmonicsPlan, places: dict[str, str], area: str) -> Iterator[str]:

@@ -101,8 +101,3 @@ class VectorHostSchedule(VectorSchedule):
 
 
 VECTOR_SCHEDULES: dict[str, type[VectorSchedule]] = {"cuda": VectorCudaSchedule, "cpu": VectorHostSchedule}
-
-
-def vector_schedule_from_dict(data: Mapping[str, Any]) -> VectorSchedule:
-    """The schedule written by ``to_dict``; ScheduleError for an unknown backend, knob or value."""
-    return read_schedule(data, VECTOR_SCHEDULES)

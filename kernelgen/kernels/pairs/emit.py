@@ -11,7 +11,6 @@ from collections.abc import Callable, Iterator
 
 from kernelgen.arithmetic.couplings import PathTerms, path_terms
 from kernelgen.kernels.pairs.plan import WARP, PairPath, PairPlan
-from kernelgen.kernels.product.schedule import CudaSchedule
 from kernelgen.kernels.source import LaunchRule, Share, Source, included
 from kernelgen.kernels.spec import BUFFERS, buffers_line, buffers_struct, element, gpu_entry, host_entry
 from kernelgen.problem.irreps import Block
@@ -29,8 +28,7 @@ def emit_pairs(plan: PairPlan) -> Source:
 
 def pair_launch(plan: PairPlan) -> LaunchRule:
     """A team for each part of each edge."""
-    schedule = plan.spec.schedule
-    assert isinstance(schedule, CudaSchedule)
+    schedule = plan.spec.cuda
     share = Share("edges", (plan.teams,), times=len(plan.parts))
     # Each block adds its sums to memory once, so launch only as many blocks as the device runs at a time.
     most = max(1, plan.spec.facts.shared_per_block // plan.shared_bytes) if plan.weight_sums else 0
@@ -80,8 +78,12 @@ def _edge_lines(plan: PairPlan, part: tuple[PairPath, ...]) -> Iterator[str]:
     for name in ("w", "tw"):
         if name in direction.operands:
             yield f"const Real* const __restrict__ {name} = b.{name}{row};"
-    if plan.is_direct:
-        yield from _rows_of_pairs(plan)
+    if plan.is_direct:  # pairs access the edge's rows themselves
+        for name in direction.operands:
+            if name[-1] == "g":
+                yield f"const Real* const __restrict__ {name} = b.{name} + edge * {problem.dim_out};"
+        if "g" in direction.live_outputs:
+            yield f"Real* const __restrict__ out_g = b.out_g + edge * {problem.dim_out};"
     yield from _load_rows(plan, part)
     for slot in _summed(plan):
         size = {"x": problem.dim_in1, "y": problem.dim_in2, "g": problem.dim_out}[slot]
@@ -105,16 +107,6 @@ def _blocks(plan: PairPlan, part: tuple[PairPath, ...], slot: str) -> Iterator[B
 def _summed(plan: PairPlan) -> str:
     """Outputs whose rows are summed in scratch memory."""
     return "".join(slot for slot in plan.spec.direction.live_outputs if f"o_{slot}" in plan.scratch)
-
-
-def _rows_of_pairs(plan: PairPlan) -> Iterator[str]:
-    """Pointers to the edge's rows ``g``, ``tg`` and ``out_g``, for pairs that access them directly."""
-    size, direction = plan.spec.problem.dim_out, plan.spec.direction
-    for name in direction.operands:
-        if name[-1] == "g":
-            yield f"const Real* const __restrict__ {name} = b.{name} + edge * {size};"
-    if "g" in direction.live_outputs:
-        yield f"Real* const __restrict__ out_g = b.out_g + edge * {size};"
 
 
 def _load_rows(plan: PairPlan, part: tuple[PairPath, ...]) -> Iterator[str]:
@@ -160,8 +152,7 @@ def _weight_row(plan: PairPlan, shared: str) -> str:
 
 
 def _gpu(plan: PairPlan) -> Iterator[str]:
-    schedule, sums = plan.spec.schedule, plan.weight_sums
-    assert isinstance(schedule, CudaSchedule)
+    schedule, sums = plan.spec.cuda, plan.weight_sums
     teams, size = plan.teams, plan.scratch["end"]
     yield from gpu_entry(schedule.block_size, schedule.min_blocks)
     yield buffers_line()

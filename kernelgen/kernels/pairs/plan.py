@@ -137,8 +137,7 @@ class PairPlan:
 
     @property
     def teams(self) -> int:
-        schedule = self.spec.schedule
-        assert isinstance(schedule, CudaSchedule)
+        schedule = self.spec.cuda
         return schedule.block_size // schedule.lanes
 
     @functools.cached_property

@@ -55,8 +55,7 @@ class Plan:
     @property
     def stage(self) -> int:
         """CUDA: edges that a team fetches at a time, limited by the length of its run (at least 4)."""
-        schedule = self.spec.schedule
-        assert isinstance(schedule, CudaSchedule)
+        schedule = self.spec.cuda
         return schedule.stage_edges if self.owner else min(schedule.stage_edges, max(4, schedule.edges_per_chunk))
 
     @property
@@ -89,14 +88,12 @@ class Plan:
     @property
     def lanes(self) -> int:
         """CUDA: lanes of a team."""
-        assert isinstance(self.spec.schedule, CudaSchedule)
-        return self.spec.schedule.lanes
+        return self.spec.cuda.lanes
 
     @property
     def tile(self) -> int:
         """CUDA: channels of a team."""
-        assert isinstance(self.spec.schedule, CudaSchedule)
-        return self.lanes * self.spec.schedule.channels_per_thread
+        return self.lanes * self.spec.cuda.channels_per_thread
 
     @property
     def weight_operands(self) -> tuple[str, ...]:
@@ -106,8 +103,7 @@ class Plan:
     @property
     def ring(self) -> int:
         """CUDA: edges whose weights a team keeps in shared memory; 0 if they are loaded to registers."""
-        assert isinstance(self.spec.schedule, CudaSchedule)
-        prefetch = self.spec.schedule.prefetch
+        prefetch = self.spec.cuda.prefetch
         return int(prefetch[4:]) if prefetch.startswith("ring") and self.weight_operands else 0
 
     def tiles(self, group: Group) -> int:
@@ -151,8 +147,7 @@ def block_of_an_edge(groups: Iterable[Group], schedule: CudaSchedule) -> dict[st
 
 def registers_of(plan: Plan) -> int:
     """CUDA: estimate of the 32-bit registers a thread of the widest group holds: sums, operands, edge rows."""
-    spec, schedule = plan.spec, plan.spec.schedule
-    assert isinstance(schedule, CudaSchedule)
+    spec, schedule = plan.spec, plan.spec.cuda
     problem, operands, live = spec.problem, spec.direction.operands, spec.direction.live_outputs
     widest = 0
     for group in plan.groups:
@@ -175,13 +170,8 @@ def registers_of(plan: Plan) -> int:
     return widest * BYTES[spec.dtype] // 4 + 24
 
 
-def stage_stride(plan: Plan, group: Group) -> int:
-    """Shared-memory elements of one staged edge: its edge values, padded to an odd multiple of 16 bytes."""
-    return staged_stride(plan, group.paths)
-
-
-def staged_stride(plan: Plan, paths: tuple[int, ...]) -> int:
-    """:func:`stage_stride` of some paths alone."""
+def stage_stride(plan: Plan, paths: tuple[int, ...]) -> int:
+    """Shared-memory elements of one staged edge: edge values of paths, padded to an odd multiple of 16 bytes."""
     operands = plan.spec.direction.operands
     return padded_stride(len(_staged_values(plan, paths)) * (("y" in operands) + ("ty" in operands)), plan.spec.dtype)
 
@@ -194,8 +184,7 @@ def padded_stride(values: int, dtype: str) -> int:
 
 
 def _staged_values(plan: Plan, paths: tuple[int, ...]) -> tuple[EdgeValue, ...]:
-    assert isinstance(plan.spec.schedule, CudaSchedule)
-    return _values_of(plan.spec.problem, paths, plan.spec.schedule.edge_operand == "basis")
+    return _values_of(plan.spec.problem, paths, plan.spec.cuda.edge_operand == "basis")
 
 
 @functools.lru_cache(maxsize=4096)
@@ -206,11 +195,10 @@ def _values_of(problem: TensorProductProblem, paths: tuple[int, ...], basis: boo
 
 def value_elements(plan: Plan) -> int:
     """Shared-memory elements for the edge values of a team's fetched edges."""
-    schedule = plan.spec.schedule
-    assert isinstance(schedule, CudaSchedule)
+    schedule = plan.spec.cuda
     if schedule.edge_operand == "inline":
         return 0
-    return max((stage_stride(plan, group) for group in plan.groups), default=0) * plan.stage
+    return max((stage_stride(plan, group.paths) for group in plan.groups), default=0) * plan.stage
 
 
 def ring_row(plan: Plan, group: Group) -> int:
@@ -231,8 +219,7 @@ def exchange_start(plan: Plan) -> int:
 
 def exchange_elements(plan: Plan) -> int:
     """Shared-memory elements in which a team exchanges the channels of a block that it writes."""
-    schedule = plan.spec.schedule
-    assert isinstance(schedule, CudaSchedule)
+    schedule = plan.spec.cuda
     problem, live = plan.spec.problem, plan.spec.direction.live_outputs
     written = [problem.in1[p.in1].dim for p in problem.paths if "x" in live]
     written += [problem.out[p.out].dim for p in problem.paths if "g" in live]
@@ -242,8 +229,7 @@ def exchange_elements(plan: Plan) -> int:
 
 def sums_elements(plan: Plan) -> int:
     """Shared-memory elements for a team's sums of a node that several teams share."""
-    schedule = plan.spec.schedule
-    assert isinstance(schedule, CudaSchedule)
+    schedule = plan.spec.cuda
     if schedule.teams_per_node == 1:
         return 0
     return max((plan.sums_of(group) for group in plan.groups), default=0)
@@ -338,8 +324,7 @@ class RowSpan:
 
 def row_spans(plan: Plan, group: Group) -> list[RowSpan]:
     """The pieces of an edge's rows that a team of this group loads and the schedule prefetches."""
-    schedule, slots = plan.spec.schedule, {name[-1] for name in plan.spec.direction.operands}
-    assert isinstance(schedule, CudaSchedule)
+    schedule, slots = plan.spec.cuda, {name[-1] for name in plan.spec.direction.operands}
     found: list[RowSpan] = []
     for span in _wanted(plan, group, schedule.ahead):
         last = found[-1] if found else None

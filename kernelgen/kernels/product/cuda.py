@@ -44,8 +44,7 @@ def emit_cuda(plan: Plan) -> Source:
 
 def preamble(spec: Spec) -> str:
     """Comments that describe the kernel, and the types and constants of its text."""
-    schedule = spec.schedule
-    assert isinstance(schedule, CudaSchedule)
+    schedule = spec.cuda
     real = {"float32": "float", "float64": "double"}[spec.dtype]
     flag = "#define REAL_IS_FLOAT 1\n" if real == "float" else ""
     return (
@@ -62,8 +61,7 @@ def preamble(spec: Spec) -> str:
 
 def ask_all(spec: Spec, owner: str) -> list[str]:
     """Prefetch all that the kernel reads, if the schedule says so: then only the first load waits for DRAM."""
-    assert isinstance(spec.schedule, CudaSchedule)
-    if spec.schedule.ahead not in ("all", "along"):
+    if spec.cuda.ahead not in ("all", "along"):
         return []
     plain = spec.operation == "plain"
     spans = "num_edges" if plain else "num_in" if owner == "sender" else "num_out"
@@ -71,7 +69,7 @@ def ask_all(spec: Spec, owner: str) -> list[str]:
     index |= {} if plain else {"perm": "num_edges", "sender": "num_edges", "receiver": "num_edges"}
     sizes = elements(spec)
     asked = index | {name: sizes[name[-1]] for name in spec.operands}
-    ask = "ask_along" if spec.schedule.ahead == "along" else "ask_all"
+    ask = "ask_along" if spec.cuda.ahead == "along" else "ask_all"
     return [f"    {ask}(b.{name}, {count});" for name, count in asked.items()]
 
 
@@ -88,8 +86,7 @@ def elements(spec: Spec) -> dict[str, str]:
 
 def launch_of(plan: Plan) -> LaunchRule:
     """Blocks for the nodes that workers own, or for runs of edges; and those that write zeros."""
-    schedule = plan.spec.schedule
-    assert isinstance(schedule, CudaSchedule)
+    schedule = plan.spec.cuda
     unit_blocks, runs_of_block = blocks_of_runs(plan)
     count = {"receiver": "out", "sender": "in"}.get(plan.owner, "edges")
     per = (runs_of_block,) if plan.owner else (schedule.edges_per_chunk, runs_of_block)
@@ -100,8 +97,7 @@ def launch_of(plan: Plan) -> LaunchRule:
 
 def blocks_of_runs(plan: Plan) -> tuple[int, int]:
     """How many blocks share the same runs of edges, each with some of the units; and how many runs they share."""
-    schedule = plan.spec.schedule
-    assert isinstance(schedule, CudaSchedule)
+    schedule = plan.spec.cuda
     units = schedule.warps_per_edge
     return max(1, -(-plan.units // units)), schedule.block_size // schedule.lanes // units // schedule.teams_per_node
 
@@ -273,8 +269,7 @@ _SIZES = ("num_edges", "num_in", "num_out")
 
 def emit_owners(plan: OwnersPlan) -> Source:
     """The kernel of a plan; equal plans give equal text."""
-    schedule = plan.spec.schedule
-    assert isinstance(schedule, CudaSchedule)
+    schedule = plan.spec.cuda
     parts = [
         *(preamble(plan.spec), *headers(schedule, bool(plan.of_x.ring or plan.others.ring))),
         *(inside(plan.spec), buffers_struct()),
@@ -299,8 +294,7 @@ def _namespace(name: str, plan: Plan) -> str:
 
 
 def _entry(plan: OwnersPlan) -> str:
-    schedule = plan.spec.schedule
-    assert isinstance(schedule, CudaSchedule)
+    schedule = plan.spec.cuda
     unit_blocks, nodes = blocks_of_runs(plan.of_x)
     lines = [
         *gpu_entry(schedule.block_size, schedule.min_blocks),

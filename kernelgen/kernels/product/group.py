@@ -25,13 +25,9 @@ from kernelgen.kernels.product.channelwise import (
 from kernelgen.kernels.product.memory import NODE_BUFFERS, EdgeOperand, EdgeSums, Facts, GroupMemory
 from kernelgen.kernels.spec import BYTES
 
-# A path group's loop over a run of edges, as C++ text: staged indices and edge values, prefetched rows.
-#
-# :meth:`EdgeWalk._edge` writes the body of the loop.
 
-
-class EdgeWalk:
-    """The loop over edges of one path group."""
+class GroupEmitter:
+    """The device function of one path group: :meth:`_walk` writes the loop over edges, :meth:`_edge` its body."""
 
     def __init__(self, kernel: Facts, number: int, group: Group) -> None:
         self.kernel, self.number, self.group = kernel, number, group
@@ -43,7 +39,7 @@ class EdgeWalk:
         # Paths of one input block are consecutive, so that its gradient is complete after the last of them.
         self.paths = sorted(group.paths, key=lambda p: (self.problem.paths[p].in1, p))
         self.memory = GroupMemory(kernel, group, self.paths)
-        self.operand = EdgeOperand(kernel, self.paths, stage_stride(kernel.plan, group))
+        self.operand = EdgeOperand(kernel, self.paths, stage_stride(kernel.plan, group.paths))
         self.y_sums = EdgeSums(kernel.plan)
         self.ring = WeightRing(self.plan, group, self.paths, value_elements(self.plan)) if self.plan.ring else None
         self.sums = sums_elements(kernel.plan)
@@ -65,11 +61,8 @@ class EdgeWalk:
         self.depth -= 1
         self.put("}")
 
-    def _edge(self) -> None:
-        """Write the body of the loop, for one edge whose row is loaded."""
-        raise NotImplementedError
-
     def _walk(self) -> None:
+        """The loop over a run of edges: staged indices and edge values, prefetched rows."""
         kernel, prefetch = self.kernel, self.kernel.schedule.prefetch != "none"
         by_destination = not self.owner and not kernel.plain and bool({"g", "tg"} & {*kernel.live, *kernel.operands})
         copies = kernel.schedule.prefetch == "copy"
@@ -95,7 +88,14 @@ class EdgeWalk:
             with self.scope("for (int j = 0; j < count; ++j)"):
                 self.put("const int edge = team.broadcast(my_edge, j), far = team.broadcast(my_far, j);")
                 if prefetch:
-                    self._prefetch(copies)
+                    self.put(
+                        "const int next = team.broadcast(my_edge, j + 1), next_far = team.broadcast(my_far, j + 1);"
+                    )
+                    self.put("const bool more = j + 1 < count;")
+                    if copies:  # only this waits for the loads
+                        self.put("row = next_row;")
+                        with self.scope("if (more)"):
+                            self._load_row("next_row.", "next", "next_far")
                 else:
                     self._load_row("row.", "edge", "far")
                 if by_destination:
@@ -110,15 +110,6 @@ class EdgeWalk:
                 self.put(*self.y_sums.join())
             elif kernel.staged:
                 self.put("team.sync();")
-
-    def _prefetch(self, copies: bool) -> None:
-        """Write the next edge's indices. With ``copy``, take over its row first: only this waits for the loads."""
-        self.put("const int next = team.broadcast(my_edge, j + 1), next_far = team.broadcast(my_far, j + 1);")
-        self.put("const bool more = j + 1 < count;")
-        if copies:
-            self.put("row = next_row;")
-            with self.scope("if (more)"):
-                self._load_row("next_row.", "next", "next_far")
 
     def _stage(self, by_destination: bool) -> None:
         """One edge a lane: its indices, and its edge values."""
@@ -182,9 +173,7 @@ class EdgeWalk:
             self.put(*self.memory.flush("out", "destination", owned=True))
         self.put("cut = false;")
 
-
-class GroupEmitter(EdgeWalk):
-    """The device function of one path group."""
+    # ---- the function ----------------------------------------------------------------------------------------------
 
     def text(self) -> str:
         names = ", ".join(self.problem.in1[b].text for b in self.group.in1)
@@ -295,6 +284,7 @@ class GroupEmitter(EdgeWalk):
     # ---- one edge --------------------------------------------------------------------------------------------------
 
     def _edge(self) -> None:
+        """The body of the loop, for one edge whose row is loaded."""
         kernel = self.kernel
         self.put(*self.operand.begin())
         if "y" in kernel.live:

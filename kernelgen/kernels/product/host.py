@@ -9,7 +9,6 @@ from zero, and later ones add to it.
 
 from __future__ import annotations
 
-import functools
 import itertools
 import re
 from collections.abc import Iterable, Iterator
@@ -35,13 +34,8 @@ def emit_host(plan: Plan) -> Source:
     """The kernel's source; it exports one ``extern "C"`` function with the pointers of ``BUFFERS``."""
     emitter = _HostEmitter(plan)
     math = ["#include <math.h>"] if plan.spec.harmonics is not None else []
-    parts = [_preamble(plan), *math, _header(), *emitter.form(), *_entry()]
+    parts = [_preamble(plan), *math, *map(included, HEADERS), *emitter.form(), *_entry()]
     return Source("\n".join(parts) + "\n", "c++")
-
-
-@functools.cache
-def _header() -> str:
-    return "\n".join(map(included, HEADERS))
 
 
 def _preamble(plan: Plan) -> str:

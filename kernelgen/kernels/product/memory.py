@@ -11,7 +11,6 @@ from kernelgen.arithmetic.product import PathBody, path_body
 from kernelgen.kernels.product.channelwise import Group, Plan, exchange_start, joint_elements, row_spans
 from kernelgen.kernels.product.schedule import CudaSchedule
 from kernelgen.kernels.spec import BYTES
-from kernelgen.problem.irreps import Block
 
 # Buffers of node features, by side of the product.
 NODE_BUFFERS = {"in1": ("x", "tx"), "out": ("g", "tg")}
@@ -25,8 +24,7 @@ class Facts:
 
     @property
     def schedule(self) -> CudaSchedule:
-        assert isinstance(self.plan.spec.schedule, CudaSchedule)
-        return self.plan.spec.schedule
+        return self.plan.spec.cuda
 
     @property
     def operands(self) -> tuple[str, ...]:
@@ -134,27 +132,16 @@ class GroupMemory:
 
     def put_block(self, how: str, side: str, block: int, source: str, row: str) -> str:
         """Store or add (``how``) a block to a row."""
-        b, width = getattr(self.problem, side)[block], self._block_width(side, block)
+        b, (row_width, width) = getattr(self.problem, side)[block], self._widths(side, block)
         if how == "Store" and self.kernel.plain and self.kernel.schedule.stream:
             how = "StoreStream"
         start = f"{self.out_row(side, row)} + {b.offset}"
         if self.kernel.schedule.writes == "lanes" or b.dim == 1:
             return f"put_block<{how}, {width}, MUL>({start}, u, active, {source});"
         left = f"stage + {exchange_start(self.kernel.plan)}"
-        widths = f"{self._exchange_step(b)}, {self._row_width(side, block)}"
-        return f"put_rows<{how}, {widths}, MUL>(team, {left}, {start}, first_channel, {source});"
-
-    def _exchange_step(self, b: Block) -> int:
-        """Elements of an access with which a lane leaves its channels of a block in shared memory."""
-        return self.kernel.width(self.channels * (b.dim if self.kernel.plan.spec.layout == "mul_ir" else 1))
-
-    def _row_width(self, side: str, block: int) -> int:
-        """Elements of an access of a lane that writes a block in the order of memory."""
-        b = getattr(self.problem, side)[block]
-        row = self.problem.dim_in1 if side == "in1" else self.problem.dim_out
-        if self.kernel.plan.spec.layout == "mul_ir":
-            return self.kernel.width(row, b.offset, b.mul * b.dim, self.kernel.plan.tile * b.dim)
-        return self.kernel.width(row, b.offset, b.mul, self.kernel.plan.tile)
+        # With which a lane leaves its channels of a block in shared memory.
+        step = self.kernel.width(self.channels * (b.dim if self.kernel.plan.spec.layout == "mul_ir" else 1))
+        return f"put_rows<{how}, {step}, {row_width}, MUL>(team, {left}, {start}, first_channel, {source});"
 
     def out_row(self, side: str, row: str) -> str:
         """Address of a node's row of results."""
@@ -185,19 +172,20 @@ class GroupMemory:
     def _load_block(self, name: str, side: str, block: int, into: str, row: str) -> str:
         b = getattr(self.problem, side)[block]
         dim = self.problem.dim_in1 if side == "in1" else self.problem.dim_out
-        width = self._block_width(side, block)
+        _, width = self._widths(side, block)
         cache = self.edge_cache if self.kernel.plain else "Keep"
         return (
             f"load_block<{cache}, {width}, MUL>(b.{name} + (long long){row} * {dim} + {b.offset}, u, active, {into});"
         )
 
-    def _block_width(self, side: str, block: int) -> int:
-        """Elements of an access in a block of x (``in1``) or of g (``out``)."""
-        b = getattr(self.problem, side)[block]
+    def _widths(self, side: str, block: int) -> tuple[int, int]:
+        """Elements of an access in a block of x (``in1``) or of g (``out``): in memory's order, and by channels."""
+        b, tile = getattr(self.problem, side)[block], self.kernel.plan.tile
         row = self.problem.dim_in1 if side == "in1" else self.problem.dim_out
         if self.kernel.plan.spec.layout == "mul_ir":
-            return self.kernel.width(row, b.offset, self.channels * b.dim)
-        return self.kernel.width(row, b.offset, b.mul, self.channels)
+            by_channels = self.kernel.width(row, b.offset, self.channels * b.dim)
+            return self.kernel.width(row, b.offset, b.mul * b.dim, tile * b.dim), by_channels
+        return self.kernel.width(row, b.offset, b.mul, tile), self.kernel.width(row, b.offset, b.mul, self.channels)
 
 
 # The edge operand of one path group as C++ text: how a lane gets the edge values of its paths, and the sums of dF/dy.

@@ -89,15 +89,13 @@ def _check_zeros(plan: ProductPlan, schedule: CudaSchedule) -> ProductPlan:
         raise ScheduleError(f"zeros='cut' {why}")
     if plan.zeroed:
         return plan
-    assert isinstance(plan.spec.schedule, CudaSchedule)
-    apart = dataclasses.replace(plan.spec.schedule, zeros="apart")
+    apart = dataclasses.replace(plan.spec.cuda, zeros="apart")
     return dataclasses.replace(plan, spec=dataclasses.replace(plan.spec, schedule=apart))
 
 
 def _owners_plan(spec: Spec) -> Plan | OwnersPlan:
     """The plan of ``accumulate="owners"``; a plan of one kernel if the other would have no output."""
-    direction, schedule = spec.direction, spec.schedule
-    assert isinstance(schedule, CudaSchedule)
+    direction, schedule = spec.direction, spec.cuda
     live = direction.live_outputs
     if "g" in live:
         raise ScheduleError(f"accumulate='owners' is for gradients of the inputs, not for {direction.text}")
@@ -198,11 +196,11 @@ def _check_deterministic(plan: Plan) -> None:
             f"a deterministic kernel owns the {'senders' if slot == 'x' else 'receivers'}"
         )
     for slot, side in (("x", "in1"), ("g", "out")):
-        writers = [sum(block in getattr(group, side) for group in plan.groups) for block in _blocks_of(spec, side)]
+        writers = Counter(block for group in plan.groups for block in getattr(group, side))
         # On the host one worker runs all groups of an edge, one after the other.
-        if isinstance(spec.schedule, CudaSchedule) and slot in live and max(writers, default=0) > 2:
+        if isinstance(spec.schedule, CudaSchedule) and slot in live and max(writers.values(), default=0) > 2:
             raise ScheduleError(
-                f"path_groups={spec.schedule.path_groups}: {max(writers)} groups add to one block of {slot}; "
+                f"path_groups={spec.schedule.path_groups}: {max(writers.values())} groups add to one block of {slot}; "
                 "a deterministic kernel allows two"
             )
 
@@ -213,10 +211,6 @@ def _check_partial_sums(plan: Plan) -> None:
     if isinstance(schedule, CudaSchedule) and plan.partial_y and (block := block_of_an_edge(plan.groups, schedule)):
         wanted = ", ".join(f"{knob}={value}" for knob, value in block.items())
         raise ScheduleError(f"a deterministic gradient of y sums in shared memory where it can: expected {wanted}")
-
-
-def _blocks_of(spec: Spec, side: str) -> range:
-    return range(len(getattr(spec.problem, side)))
 
 
 def estimate_registers(plan: ProductPlan) -> int:
@@ -246,8 +240,7 @@ def bytes_ahead(plan: ProductPlan) -> int:
 
 def _check_ring(plan: Plan, group: Group) -> None:
     """Check that each path's weights of a team's channels can be copied in pieces of 16 bytes."""
-    assert isinstance(plan.spec.schedule, CudaSchedule)
-    problem, prefetch = plan.spec.problem, f"prefetch={plan.spec.schedule.prefetch!r}"
+    problem, prefetch = plan.spec.problem, f"prefetch={plan.spec.cuda.prefetch!r}"
     if problem.shared_weights:
         raise ScheduleError(f"{prefetch} copies weights of edges, and all edges share these")
     if group.mul % plan.tile:

@@ -1,6 +1,6 @@
 """Convolutions whose edge weights tensor cores form in registers.
 
-In: a spec. Out: a plan, and the text of its kernel. Read ``schedule``, ``plan``, ``emit`` (the frame), ``group``,
-``fragments`` and ``include/radial.cuh``; of gradients ``coupled`` with ``coupled.cuh``, and on Hopper ``warpgroup``
+In: a spec. Out: a plan, and the text of its kernel. Read ``schedule``, ``plan``, ``emit`` (the frame), ``group``
+and ``include/radial.cuh``; of gradients ``coupled`` with ``coupled.cuh``, and on Hopper ``warpgroup``
 with ``warpgroup.cuh``.
 """

@@ -13,19 +13,23 @@ from collections.abc import Iterator
 from kernelgen.arithmetic.couplings import PathTerms, coupled_rows
 from kernelgen.kernels.product.channelwise import Group
 from kernelgen.kernels.product.memory import EdgeOperand
-from kernelgen.kernels.radial.fragments import ScaledEdgeRows
-from kernelgen.kernels.radial.group import RadialGroup
+from kernelgen.kernels.radial.group import RadialGroup, ScaledEdgeRows
 from kernelgen.kernels.radial.plan import RadialPlan
 from kernelgen.problem.product import PRODUCTS
 
-# What a warp stages in shared memory for gradients with coupled cotangents: a receiver's, and attributes of edges.
-#
-# Coupled cotangents (see ``include/coupled.cuh``) are computed once for a receiver, from couplings that are numbers
-# here. They and the y of an edge are scaled below 2^15 by powers of two, also for paths that lanes multiply.
+# Components of x that are added in one chain of products to a gradient of y: tensor cores truncate sums.
+CHAIN = 8
+# Over a lane's channels of its edges.
+EVERY = "UNROLL for (int i = 0; i < EDGES; ++i) UNROLL for (int c = 0; c < C; ++c)"
 
 
-class CoupledWalk(RadialGroup):
-    """What :class:`kernelgen.kernels.radial.coupled.CoupledGroup` finds in shared memory."""
+class CoupledGroup(RadialGroup):
+    """The functions of one path group with coupled cotangents.
+
+    A warp stages a receiver's cotangents and attributes of edges. Coupled cotangents (see ``include/coupled.cuh``) are
+    computed once for a receiver, from couplings that are numbers here. They and the y of an edge are scaled below 2^15
+    by powers of two, also for paths that lanes multiply.
+    """
 
     def __init__(self, plan: RadialPlan, number: int, group: Group) -> None:
         super().__init__(plan, number, group)
@@ -39,6 +43,9 @@ class CoupledWalk(RadialGroup):
         # Where coupled cotangents begin in the warp's shared memory, and attributes of its staged edges.
         self.coupled_place = plan.value_reals(group) + 16 * self.slices * plan.shared_components(group)
         self.attribute_place = self.coupled_place + self.slices * plan.coupled_reals(group)
+        self.lay = ScaledEdgeRows()
+        # Components of x in the chain of products of each gradient of y.
+        self.chains = dict.fromkeys(self.blocks_of_y, 0)
 
     def _dim1(self, p: int) -> int:
         return self.problem.in1[self.problem.paths[p].in1].dim
@@ -70,8 +77,7 @@ class CoupledWalk(RadialGroup):
         places = f"int k = {self.cleared_from} + team.lane; k < {self.attribute_place}; k += 32"
         return f"for ({places}) stage[k] = Real(0);  // no row is without numbers"
 
-    # The back of the scale of a receiver's cotangents.
-    node_back = "node_back"
+    node_back = "node_back"  # of the scale of a receiver's cotangents
 
     def _given(self) -> str:
         return ", my_back, node_back" if self.meets else ", node_back"
@@ -109,7 +115,8 @@ class CoupledWalk(RadialGroup):
     def _leave_rows(self, p: int) -> None:
         path, dim2 = self.problem.paths[p], self._dim2(p)
         rows = coupled_rows(self.kernel.terms[p], self.problem.in2[path.in2].offset, dim2)
-        values = ", ".join(_sum_of(terms, f"g{path.out}") for terms in rows)
+        sums = (" + ".join(f"Real({factor!r}) * g{path.out}[{m}]" for m, factor in terms) for terms in rows)
+        values = ", ".join(each or "Real(0)" for each in sums)
         self.put(
             f"const Real rows{p}[{len(rows)}] = {{{values}}};",
             f"leave_rows<{self.count_rows}>(rows{p}, left + {8 * self.first_row[p]});",
@@ -168,26 +175,7 @@ class CoupledWalk(RadialGroup):
         """What else of staged edges is kept in shared memory."""
         return ()
 
-
-def _sum_of(terms: list[tuple[int, float]], name: str) -> str:
-    """``Real(0.5) * g1[0] + Real(-0.2) * g1[2]``."""
-    return " + ".join(f"Real({factor!r}) * {name}[{component}]" for component, factor in terms) or "Real(0)"
-
-
-# Components of x that are added in one chain of products to a gradient of y: tensor cores truncate sums.
-CHAIN = 8
-# Over a lane's channels of its edges.
-EVERY = "UNROLL for (int i = 0; i < EDGES; ++i) UNROLL for (int c = 0; c < C; ++c)"
-
-
-class CoupledGroup(CoupledWalk):
-    """The functions of one path group with coupled cotangents."""
-
-    def __init__(self, plan: RadialPlan, number: int, group: Group) -> None:
-        super().__init__(plan, number, group)
-        self.lay = ScaledEdgeRows()
-        # Components of x in the chain of products of each gradient of y.
-        self.chains = dict.fromkeys(self.blocks_of_y, 0)
+    # ---- a step ----------------------------------------------------------------------------------------------------
 
     @property
     def cost(self) -> int:
@@ -221,11 +209,18 @@ class CoupledGroup(CoupledWalk):
         if "w" in self.live:
             self.put(*self._gradients())
         if "x" in self.kernel.operands:
-            self._find_slice_scales(str(15 + self._room()))
+            # Weights (2^30 for each hidden feature) times x are below 2^15, and so is what weights meet, a sum over
+            # components of x and y of such products.
+            terms = max(self._dim1(p) * self._dim2(p) for p in self.paths)
+            self._find_slice_scales(str(30 + math.ceil(math.log2(max(self.radial.spec.hidden, terms)))))
             for block in self.group.in1:
                 m = f"UNROLL for (int m = 0; m < {self.problem.in1[block].dim}; ++m)"
                 self.put(f"{EVERY} {m} rows[i].x{block}[m][c] *= gradient_scale[i].into;")
-        self._return_scales()
+        if "w" in self.live:  # what brings sums of a slice back: of hidden features but for the matrix
+            self._return_hidden_scales()
+        if "y" in self.live:  # of attributes but for weights
+            back = f"back_y[i] = gradient_scale[i].back * {self.node_back};"
+            self.put("Real back_y[EDGES];", f"UNROLL for (int i = 0; i < EDGES; ++i) {back}")
         place = self.halves_at(self.coupled_place) + f" + s * {self._slice_rows}" * bool(self._slice_loop)
         self.put(f"const unsigned short* const coupled = {place};")
         for block in self.blocks_of_y if "y" in self.live else ():
@@ -235,25 +230,9 @@ class CoupledGroup(CoupledWalk):
         self.put("Scale gradient_scale[EDGES];")
         self._find_scales(bound)
 
-    def _return_scales(self) -> None:
-        """What brings sums of a slice back: of attributes but for weights, of hidden features but for the matrix."""
-        each = "UNROLL for (int i = 0; i < EDGES; ++i)"
-        if "w" in self.live:
-            self._return_hidden_scales()
-        if "y" in self.live:
-            self.put("Real back_y[EDGES];", f"{each} back_y[i] = gradient_scale[i].back * {self.node_back};")
-
     def _return_hidden_scales(self) -> None:
         scale = "hidden_scale[i] = {Real(1), gradient_scale[i].back * back[i]};"
         self.put("Scale hidden_scale[EDGES];", f"UNROLL for (int i = 0; i < EDGES; ++i) {scale}")
-
-    def _room(self) -> int:
-        """Binary digits below 1 of x, so that weights (2^30 for each hidden feature) times x are below 2^15.
-
-        Also what weights meet, a sum over components of x and y of such products.
-        """
-        terms = max(self._dim1(p) * self._dim2(p) for p in self.paths)
-        return 15 + math.ceil(math.log2(max(self.radial.spec.hidden, terms)))
 
     @property
     def _weight(self) -> str:
@@ -276,7 +255,11 @@ class CoupledGroup(CoupledWalk):
             super()._path_of_tile(position, p)
             return
         path = self.problem.paths[p]
-        self._take_attributes(position, path.in2)
+        met_before = {self.problem.paths[q].in2 for q in self.paths[:position] if q in self.coupled_paths}
+        if self.meets and path.in2 not in met_before:
+            place = 16 * self.radial.stage * self.blocks_of_y.index(path.in2)
+            start = f"{self.halves_at(self.attribute_place)} + {place} + 8 * j"
+            self.put(f"unsigned y{path.in2}[4];", f"take_attributes(team, {start}, y{path.in2});")
         blocks = self.problem.in1[path.in1].text, self.problem.in2[path.in2].text, self.problem.out[path.out].text
         with self.scope(""):
             self.put(f"// path {p}: {blocks[0]} x {blocks[1]} -> {blocks[2]}, coupled")
@@ -289,14 +272,6 @@ class CoupledGroup(CoupledWalk):
             self._give_hidden(position)
         if "y" in self.live:
             self._end_chain(position, path.in2)
-
-    def _take_attributes(self, position: int, block: int) -> None:
-        """A block of the edges' attributes, if the path is the first that has it."""
-        before = {self.problem.paths[p].in2 for p in self.paths[:position] if p in self.coupled_paths}
-        if self.meets and block not in before:
-            place = 16 * self.radial.stage * self.blocks_of_y.index(block)
-            start = f"{self.halves_at(self.attribute_place)} + {place} + 8 * j"
-            self.put(f"unsigned y{block}[4];", f"take_attributes(team, {start}, y{block});")
 
     def _components(self, position: int, p: int, first: int, count: int) -> None:
         """What one or two components of x of a path meet and give."""

@@ -23,7 +23,11 @@ ENTRY = "equitune_radial"
 
 def emit_radial(plan: RadialPlan) -> Source:
     """The kernel of a plan; equal plans give equal text."""
-    groups = [_form_of(plan, group)(plan, number, group) for number, group in enumerate(plan.product.groups)]
+    of_warpgroups = WarpgroupGroup if plan.spec.is_gradient else WarpgroupValues
+    groups: list[RadialGroup] = []
+    for number, group in enumerate(plan.product.groups):
+        by_warps = CoupledGroup if plan.coupled(group) else RadialGroup
+        groups.append((of_warpgroups if plan.by_warpgroups else by_warps)(plan, number, group))
     headers = included("tensor_cores.cuh") + included("radial.cuh") + included("shares.cuh")
     if plan.loads_matrix_at_once or (plan.by_warpgroups and not plan.spec.is_gradient):
         headers += included("matrix_at_once.cuh")
@@ -38,12 +42,6 @@ def emit_radial(plan: RadialPlan) -> Source:
     parts = [_preamble(plan), included("device.cuh"), _constants(plan) + headers, buffers_struct()]
     text = "\n".join([*parts, *(group.text() for group in groups), _entry(plan, groups)])
     return Source(text, "cuda", ENTRY, "a" if plan.by_warpgroups else "")
-
-
-def _form_of(plan: RadialPlan, group: Group) -> type[RadialGroup]:
-    if plan.by_warpgroups:
-        return WarpgroupGroup if plan.spec.is_gradient else WarpgroupValues
-    return CoupledGroup if plan.coupled(group) else RadialGroup
 
 
 def radial_launch(plan: RadialPlan) -> LaunchRule:

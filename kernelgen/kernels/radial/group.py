@@ -3,28 +3,146 @@
 The arithmetic of a path is that of ``kernelgen.kernels.product.group``, for a lane's two channels of each of its edges.
 Behind the last edge lanes repeat it, with edge values of zero, and add zeros to its gradients: a branch would keep
 the compiler from interleaving paths. Weights come from ``include/radial.cuh`` right before a path uses them, and
-gradients of weights go on to those of hidden features right after; ``fragments`` has these calls.
+gradients of weights go on to those of hidden features right after.
 """
 
 from __future__ import annotations
 
 import math
+from dataclasses import dataclass
 
 from kernelgen.arithmetic.couplings import normalized_slots
 from kernelgen.kernels.product.channelwise import Group
 from kernelgen.kernels.product.group import GroupEmitter
 from kernelgen.kernels.product.memory import EdgeOperand, Facts
-from kernelgen.kernels.radial.fragments import ChannelRows, EdgeRows
 from kernelgen.kernels.radial.plan import RadialPlan
+
+# How products lie in a warp: what a lane has of them, and the calls of ``include/radial.cuh``.
+#
+# A lane has two neighbouring channels of its edges: for a value of two edges in each tile of 8, for gradients of two of
+# 16 edges. ``i`` is the number of a lane's edge, ``j`` the first edge of the step, ``c`` 0 or 1.
+
+
+@dataclass(frozen=True)
+class ChannelRows:
+    """Of a value: rows of products are 16 channels, columns are T tiles of 8 edges."""
+
+    tiles: int
+    # Whether hidden features of a step are loaded during the one before, to ``ahead``.
+    is_ahead: bool = False
+    channels = 16
+    edges = "2 * T"
+    far = "team.broadcast(my_far, place)"
+    place = "j + i / 2 * 8 + 2 * team.quad + i % 2"
+    first_channel = "2 * team.group"
+    weight = "w[i / 2][i % 2 + 2 * c]"
+    hidden = "unsigned hi[T][STEPS][2], lo[T][STEPS][2];"
+    weights = "Real w[T][4];"
+
+    def load_hidden(self) -> list[str]:
+        """Hidden features of the step's edges, and scales of the lane's edges."""
+        load = "load_hidden(b.w + edge * HIDDEN, team, hi[n], lo[n])"
+        fetch: list[str] = []
+        if self.is_ahead:
+            load, fetch = "split_hidden(ahead, hi[n], lo[n])", [self._fetch("min(j + 8, STAGE - 8)")]
+        return [
+            "UNROLL for (int n = 0; n < T; ++n) {",
+            *([] if self.is_ahead else ["    const long long edge = team.broadcast(my_edge, j + 8 * n + team.group);"]),
+            f"    const Real back = {load} * matrix_scale;",
+            "    UNROLL for (int i = 0; i < 2; ++i)",
+            "        scale[2 * n + i] = __shfl_sync(0xffffffffu, back, 8 * team.quad + 4 * i, 32);",
+            "}",
+            *fetch,
+        ]
+
+    @staticmethod
+    def _fetch(first: str) -> str:
+        """Load to ``ahead`` from the staged edge ``first`` on."""
+        edge = f"(long long)team.broadcast(my_edge, {first} + team.group)"
+        return f"fetch_hidden(b.w + {edge} * HIDDEN, team, ahead);"
+
+    def form(self, path: int) -> str:
+        """Weights of the path whose part of the matrix begins at ``path``."""
+        return f"form_weights<T>(here, {path}, hi, lo, w);"
+
+    def steps(self, call: str) -> list[str]:
+        """All steps of the staged edges; ``call`` has a place for T."""
+        if self.is_ahead:
+            return ["Real ahead[STEPS][4];", self._fetch("0"), f"for (; j < count; j += 8) {call.format(1)};"]
+        if self.tiles == 1:
+            return [f"for (; j < count; j += 8) {call.format(1)};"]
+        return [f"for (; j + 8 < count; j += 16) {call.format(2)};", f"if (j < count) {call.format(1)};"]
+
+
+@dataclass(frozen=True)
+class EdgeRows:
+    """Of gradients: rows of products are 16 edges, columns 8 channels; four lanes, a quad, have the same edges.
+
+    Gradients of weights of two paths are the left operand of a product, those of four are summed in tensor cores.
+    """
+
+    channels = 8
+    edges = "2"
+    place = "j + team.group + 8 * i"
+    edge, far = "team.broadcast(my_edge, {})", "team.broadcast(my_far, place)"
+    matrix_scale = "matrix_scale"
+    first_channel = "2 * team.quad"
+    weight = "w[2 * i + c]"
+    hidden = "unsigned hi[2][STEPS][2], lo[2][STEPS][2];"
+    weights = "Real w[4];"
+    halve = "split_gradients(gradient, gradient_scale"
+    scale = "gradient_scale"
+
+    def load_hidden(self) -> list[str]:
+        return [
+            "UNROLL for (int i = 0; i < 2; ++i) {",
+            f"    const long long edge = {self.edge.format(self.place)};",
+            f"    scale[i] = load_hidden(b.w + edge * HIDDEN, team, hi[i], lo[i]) * {self.matrix_scale};",
+            "}",
+        ]
+
+    def form(self, path: int) -> str:
+        return f"form_edge_weights(here, {path}, hi, lo, w);"
+
+    def gradient(self, position: int) -> str:
+        """The gradient of a lane's weight of a path, by the path's number in its group."""
+        return f"gradient[{position % 2}][2 * i + c]"
+
+    def to_hidden(self, position: int, count: int, path_halves: int) -> list[str]:
+        """Statements after a path's gradients of weights. count: of the group's paths."""
+        lines, is_last, pair = [], position + 1 == count, position // 2 % 2
+        if position % 2 == 0 and is_last:
+            lines.append("UNROLL for (int k = 0; k < 4; ++k) gradient[1][k] = Real(0);")
+        if position % 2 or is_last:
+            lines.append(f"{self.halve}, gradient_hi[{pair}], gradient_lo[{pair}]);")
+        if position % 4 == 3 or is_last:
+            how, first = f"{pair + 1}, {'true' if position % 2 else 'false'}", position // 4 * 4 * path_halves
+            lines.append(f"add_to_hidden<{how}>(here, {first}, gradient_hi, gradient_lo, {self.scale}, of_h);")
+        return lines
+
+    def steps(self, call: str) -> list[str]:
+        return [f"for (; j < count; j += 16) {call.format(1)};"]
+
+
+@dataclass(frozen=True)
+class ScaledEdgeRows(EdgeRows):
+    """Of gradients with coupled cotangents: gradients of weights are small enough for halves as they are."""
+
+    halve = "halve_gradients(gradient"
+    scale = "hidden_scale"
+
 
 # The loop of a path group over receivers and their edges, and what it keeps in shared memory and in registers.
 #
 # A block packs its part of the matrix once. Its warps then take shares of edges with equal work, receiver by receiver:
 # a warp stages 32 edges at a time, and steps through them.
 
+# After how many paths lanes load an edge's values again, and before which products of later weights do not begin.
+ANEW_AFTER = {"four": 4, "reloaded": 1}
 
-class RadialWalk(GroupEmitter):
-    """The loop of one path group, in which :class:`RadialGroup` has the steps."""
+
+class RadialGroup(GroupEmitter):
+    """The functions of one path group: its loop, and a step of it."""
 
     # Functions that leave a path's part of the matrix in shared memory, and what follows the last of them.
     packs, fetches, leaves = "pack_path", "fetch_path", "leave_path"
@@ -69,7 +187,8 @@ class RadialWalk(GroupEmitter):
         """Whether a lane has channels, of a block's slices from ``u`` on."""
         return "true" if self.group.mul % (self.channels * self.slices) == 0 else "u < MUL"
 
-    def _group(self) -> list[str]:
+    def _begin_group(self) -> None:
+        """The group's channels, and loads of the matrix."""
         self.lines = []
         self.put(
             f"constexpr int MUL = {self.group.mul};",
@@ -78,13 +197,15 @@ class RadialWalk(GroupEmitter):
             f"const bool active = {self._active};",
             *self.prelude,
         )
-        at_once = self.radial.loads_matrix_at_once
-        if at_once:
-            self._fetch_matrix()
+        if self.radial.loads_matrix_at_once:
+            self._fetch_paths(range(self.slices * len(self.paths)))
+
+    def _group(self) -> list[str]:
+        self._begin_group()
         if self.radial.stores_rows:  # while the matrix is on its way
             self._zero_rows_without_edges()
         self.put("const int run_of_first = run_of(team, b.spans, num_out, first_edge);")
-        (self._leave_matrix if at_once else self._load_matrix)()
+        self._show_matrix()
         with self.scope("for (int run = run_of_first; run < num_out; ++run)"):
             # A receiver and those of its edges that are in the warp's share; all lanes have the same: compilers see it.
             self.put(
@@ -105,7 +226,8 @@ class RadialWalk(GroupEmitter):
             if self.radial.stores_rows:
                 self._put_row()
             elif "g" in self.live:
-                self.put(*(self._put_node(block) for block in self.group.out))
+                for block in self.group.out:
+                    self.put(f"put_sums<MUL>({self._start_of(block)}, u, active, team, kept.og{block});")
         return self.lines
 
     def _stage_node(self) -> None:
@@ -165,10 +287,6 @@ class RadialWalk(GroupEmitter):
         """What a path's part of the matrix is multiplied by."""
         return f"Real({self.factors[self.paths[position]]!r})"
 
-    def _fetch_matrix(self) -> None:
-        """All loads of the block's part of the matrix."""
-        self._fetch_paths(range(self.slices * len(self.paths)))
-
     def _fetch_paths(self, places: range) -> None:
         """Loads of some paths' parts; a place is the number of a slice's path."""
         self.put(f"Real held[{len(places)}][PAIRS][2];")
@@ -189,13 +307,16 @@ class RadialWalk(GroupEmitter):
         for k, place in enumerate(places):
             self.put(f"{self.leaves}(held[{k}], scale.into, slice + {place * self.radial.path_halves});")
 
-    def _leave_matrix(self) -> None:
-        """What was fetched to shared memory, with one scale."""
-        places = range(self.slices * len(self.paths))
+    def _show_matrix(self) -> None:
+        """The block's part of the matrix to shared memory, with one scale."""
         self.put("unsigned largest = 0;")
-        self._take_factors(places)
-        self._scale_matrix()
-        self._leave_paths(places)
+        if self.radial.loads_matrix_at_once:
+            places = range(self.slices * len(self.paths))
+            self._take_factors(places)
+            self._scale_matrix()
+            self._leave_paths(places)
+        else:
+            self._load_matrix()
         self.put(*self.shows_matrix)
 
     def _scale_matrix(self) -> None:
@@ -205,10 +326,9 @@ class RadialWalk(GroupEmitter):
         )
 
     def _load_matrix(self) -> None:
-        """The block's part of the matrix to shared memory, with one scale."""
+        """In two passes over memory: nothing of it has been fetched."""
         weights, starts = self.problem.weight_numel, self._starts_of_paths()
         here = self._first_of("s")
-        self.put("unsigned largest = 0;")
         with self.scope(f"for (int s = 0; s < {self.slices}; ++s)"):
             self.put(here)
             for position, start in enumerate(starts):
@@ -220,7 +340,6 @@ class RadialWalk(GroupEmitter):
             for position, start in enumerate(starts):
                 place = f"slice + s * {self.slice_halves} + {position * self.radial.path_halves}"
                 self.put(f"{self.packs}({start}, {weights}, inside, {self._factor(position)}, scale.into, {place});")
-        self.put(*self.shows_matrix)
 
     def _stage_edges(self) -> None:
         """One edge a lane: its indices, and its values in shared memory; zeros beyond the last."""
@@ -235,9 +354,6 @@ class RadialWalk(GroupEmitter):
         if "w" in self.live:
             self.put(f"const int my_bound = node_bound + bound_of(largest_of<{self.operand.stride}>(values));")
         self.put(store, "__syncwarp(0xffffffffu);")
-
-    def _put_node(self, block: int) -> str:
-        return f"put_sums<MUL>({self._start_of(block)}, u, active, team, kept.og{block});"
 
     def _start_of(self, block: int) -> str:
         """Where a block of the receiver's row begins."""
@@ -268,12 +384,8 @@ class RadialWalk(GroupEmitter):
                     dim = self.problem.out[block].dim
                     self.put(f"put_zeros<MUL, {dim}>({self._start_of(block)}, u, active, team);")
 
+    # ---- the functions ---------------------------------------------------------------------------------------------
 
-# After how many paths lanes load an edge's values again, and before which products of later weights do not begin.
-ANEW_AFTER = {"four": 4, "reloaded": 1}
-
-
-class RadialGroup(RadialWalk):
     @property
     def cost(self) -> int:
         """The work of an edge, measured in instructions: those of a path are about its statements and its products.
@@ -286,10 +398,7 @@ class RadialGroup(RadialWalk):
     def text(self) -> str:
         first = "first_" if self._slice_loop else ""
         fields, number = [f"    Real {field};" for field in self.memory.row_fields()], self.number
-        rows = (
-            ",\n                    const int first_run, const int end_run, unsigned* const marks"
-            * self.radial.stores_rows
-        )
+        rows = ",\n                    const int first_run, const int end_run, unsigned* const marks"
         return "\n".join(
             [
                 f"// What group {number} has of an edge, and of a node.",
@@ -305,7 +414,7 @@ class RadialGroup(RadialWalk):
                 *("{", *self._step(), "}", ""),
                 f"DEVICE void group_{number}(const Buffers& b, const Warp& team, const int part, const int first_edge,",
                 "                    const int end_edge, const int num_out, unsigned short* const slice,",
-                f"                    Real* const stage{rows})",
+                f"                    Real* const stage{rows * self.radial.stores_rows})",
                 *("{", *self._group(), "}", ""),
             ]
         )
@@ -455,8 +564,10 @@ class RadialGroup(RadialWalk):
         """Weights of a path, its arithmetic for each edge of the lane, and what its gradients of weights give."""
         block = self.problem.paths[p].in1
         dim = self.problem.in1[block].dim
+        # Whether nothing of the paths before stays in registers, so that the compiler has room.
+        every = ANEW_AFTER.get(self.radial.spec.schedule.edge_values)
         with self.scope(""):
-            if self._begins_anew(position):
+            if every is not None and position % every == 0:
                 self.put("__syncwarp(0xffffffffu);  // the compiler keeps no value from before")
             if self.forms_weights:
                 self._form_weights(position)
@@ -480,11 +591,6 @@ class RadialGroup(RadialWalk):
 
     def _form_weights(self, position: int) -> None:
         self.put(self.lay.weights, self.lay.form(position * self.radial.path_halves))
-
-    def _begins_anew(self, position: int) -> bool:
-        """Whether nothing of the paths before stays in registers, so that the compiler has room."""
-        every = ANEW_AFTER.get(self.radial.spec.schedule.edge_values)
-        return every is not None and position % every == 0
 
     @property
     def _weight(self) -> str:
@@ -518,16 +624,12 @@ class RadialGroup(RadialWalk):
 
     def _sum_attributes(self, position: int) -> None:
         """Sum gradients of the edges' attributes over the channels of a quad, four that no later path adds to."""
-        paths = [self.problem.paths[q] for q in self.paths]
-        last = [max((k for k, path in enumerate(paths) if path.in2 == b), default=-1) for b in self._in2_of_elements()]
+        of_block = {self.problem.paths[q].in2: k for k, q in enumerate(self.paths)}
+        last = [of_block.get(b, -1) for b, block in enumerate(self.problem.in2) for _ in range(block.mul * block.dim)]
         for quarter in range(self._quarters):
             if max(last[4 * quarter : 4 * quarter + 4]) == position:
                 add = f"y_sums[i][{quarter}] += sum_to_quad(team, of_y[i] + {4 * quarter});"
                 self.put(f"UNROLL for (int i = 0; i < EDGES; ++i) {add}")
-
-    def _in2_of_elements(self) -> list[int]:
-        """The block of the second input that each element of its row belongs to."""
-        return [number for number, block in enumerate(self.problem.in2) for _ in range(block.mul * block.dim)]
 
     def _put_edges(self) -> None:
         """Add the gradients of the edges' attributes and hidden features."""

@@ -8,28 +8,46 @@ from dataclasses import dataclass
 
 from kernelgen.arithmetic.couplings import normalized_slots, path_terms
 from kernelgen.errors import ScheduleError, UnsupportedError
-from kernelgen.kernels.product.channelwise import Group, Plan, padded_stride, staged_stride
+from kernelgen.kernels.product.channelwise import Group, Plan, padded_stride, stage_stride
 from kernelgen.kernels.product.plan import product_plan
 from kernelgen.kernels.product.schedule import CudaSchedule
 from kernelgen.kernels.radial.schedule import STEP, WARPGROUP, RadialSchedule, RadialSpec, check_form, refusal
 from kernelgen.kernels.spec import Spec
 from kernelgen.problem.product import PRODUCTS, TensorProductProblem
 
-# Which paths of a radial convolution have coupled cotangents, and where these lie in shared memory.
-#
-# For a path and a component i of x, ``H[i, j] = sum_k C[i, j, k] g[k]`` is formed once for a receiver's cotangents g.
-# The gradients of x, y and the weights are products of tensor cores with it; see ``emit/radial/coupled.py``.
-
 # Components of a row of coupled cotangents: the columns of a tensor core's product.
 COLUMNS = 8
+# Edges whose values a warp keeps in shared memory at a time, one a lane; those of most products.
+STAGE, TILE = 32, 16
+# Channels of a warp: the rows of a tensor core's product.
+CHANNELS = 16
+# Halves after each row of the matrix in shared memory, so that eight rows lie in different banks.
+PADDING = 8
+# Elements of the matrix that a thread may hold in registers, before sums need these; of 64 channels all but some.
+MOST_HELD = 128
+REGISTERS, SPARE = 65536, 48
+# The buffer of a value's kernel with marks of rows that several warps add to; see ``whole_rows.cuh``.
+MARKS = "out_y"
 
 
 @dataclass(frozen=True)
-class CoupledPaths:
-    """product: the plan of the convolution whose path arithmetic the kernel has, with teams of 16 channels."""
+class RadialPlan:
+    """How blocks divide a fused radial convolution, and what they have in shared memory.
+
+    product: the plan of the convolution whose path arithmetic the kernel has, with teams of 16 channels.
+    """
 
     spec: RadialSpec
     product: Plan
+    zeroed: frozenset[str]
+    shared_bytes: int
+    owner: str = "receiver"
+    partial_y: int = 0
+
+    # ---- paths with coupled cotangents, and where these lie in shared memory -----------------------------------------
+    #
+    # For a path and a component i of x, ``H[i, j] = sum_k C[i, j, k] g[k]`` is formed once for a receiver's cotangents
+    # g. The gradients of x, y and the weights are products of tensor cores with it; see ``coupled.py``.
 
     def coupled(self, group: Group) -> tuple[int, ...]:
         """Paths of a group whose gradients tensor cores form: from so many terms for each component of x on."""
@@ -81,28 +99,7 @@ class CoupledPaths:
         """Elements in shared memory of a slice's coupled cotangents, each two halves or one."""
         return self.coupled_rows(group) * COLUMNS * (2 if PRODUCTS[self.spec.accuracy] > 1 else 1)
 
-
-# Edges whose values a warp keeps in shared memory at a time, one a lane; those of most products.
-STAGE, TILE = 32, 16
-# Channels of a warp: the rows of a tensor core's product.
-CHANNELS = 16
-# Halves after each row of the matrix in shared memory, so that eight rows lie in different banks.
-PADDING = 8
-# Elements of the matrix that a thread may hold in registers, before sums need these; of 64 channels all but some.
-MOST_HELD = 128
-REGISTERS, SPARE = 65536, 48
-# The buffer of a value's kernel with marks of rows that several warps add to; see ``whole_rows.cuh``.
-MARKS = "out_y"
-
-
-@dataclass(frozen=True)
-class RadialPlan(CoupledPaths):
-    """How blocks divide a fused radial convolution, and what they have in shared memory."""
-
-    zeroed: frozenset[str]
-    shared_bytes: int
-    owner: str = "receiver"
-    partial_y: int = 0
+    # ---- blocks ----------------------------------------------------------------------------------------------------
 
     def slices(self, group: Group) -> int:
         """Slices of 16 channels of a group in a block: not more than there are; with coupled cotangents, than fit."""
@@ -260,7 +257,7 @@ class RadialPlan(CoupledPaths):
         if not self.spec.is_gradient:
             return padded_stride(_normalized_values(self.spec.problem, group.paths), self.spec.dtype)
         paths = self.lane_paths(group)
-        return staged_stride(self.product, paths) if paths else 0
+        return stage_stride(self.product, paths) if paths else 0
 
     def shared_components(self, group: Group) -> int:
         """Components of a receiver's cotangents in shared memory."""

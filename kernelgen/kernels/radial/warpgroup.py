@@ -13,8 +13,7 @@ from dataclasses import dataclass
 
 from kernelgen.kernels.product.channelwise import Group
 from kernelgen.kernels.radial.coupled import CoupledGroup
-from kernelgen.kernels.radial.fragments import ChannelRows, ScaledEdgeRows
-from kernelgen.kernels.radial.group import RadialGroup
+from kernelgen.kernels.radial.group import ChannelRows, RadialGroup, ScaledEdgeRows
 from kernelgen.kernels.radial.plan import RadialPlan
 from kernelgen.problem.product import PRODUCTS
 
@@ -145,6 +144,7 @@ class WarpgroupGroup(ProductsInFlight, CoupledGroup):
         self.lay = WarpgroupRows()
         self.keeps_edges = False
         self.walk_place = self.attribute_place + plan.attribute_reals(group)
+        self.prelude = (HIDDEN, self.clears)
         if self.forms_weights:
             self.asks = ("ask<HIDDEN>(b.w + (long long)my_edge * HIDDEN);",)
 
@@ -168,13 +168,6 @@ class WarpgroupGroup(ProductsInFlight, CoupledGroup):
         return "w" in self.live and PRODUCTS[self.radial.spec.accuracy] == 1
 
     @property
-    def _chain(self) -> int:
-        """Paths of a chain of sums of gradients of hidden features, an even number."""
-        count = len(self.paths)
-        chains = -(-count // HIDDEN_CHAIN)
-        return -(-count // (2 * chains)) * 2
-
-    @property
     def cost(self) -> int:
         """By times of blocks on an H200 (to 7%), not by instructions: warps wait for each other at products."""
         statements = {p: len(self.kernel.bodies[p].statements) for p in self.paths}
@@ -185,22 +178,12 @@ class WarpgroupGroup(ProductsInFlight, CoupledGroup):
     # ---- the loop --------------------------------------------------------------------------------------------------
 
     def _group(self) -> list[str]:
-        self.lines = []
-        self.put(
-            f"constexpr int MUL = {self.group.mul};",
-            f"const int first_channel = part * {16 * self.slices};",
-            f"const int u = first_channel + {self.lay.first_channel};",
-            f"const bool active = {self._active};",
-            HIDDEN,
-            self.clears,
-        )
-        if self.radial.loads_matrix_at_once:
-            self._fetch_matrix()
+        self._begin_group()
         self.put(
             "const int run_of_first = run_of(team, b.spans, num_out, first_edge);",
             "const Steps share = steps_of_warp(team, b.spans, num_out, run_of_first, first_edge, end_edge);",
         )
-        (self._leave_matrix if self.radial.loads_matrix_at_once else self._load_matrix)()
+        self._show_matrix()
         self.put(
             f"volatile Walk& walk = *reinterpret_cast<volatile Walk*>(stage + {self.walk_place});",
             "begin_walk(walk, share, matrix_scale);",
@@ -384,7 +367,9 @@ class WarpgroupGroup(ProductsInFlight, CoupledGroup):
         if f"hidden{pair - 1}" in self.begun:
             self._wait_for(f"hidden{pair - 1}")
         parts = f"gradient_hi[{pair % 2}], gradient_lo[{pair % 2}]"
-        at, chain = position // 2 * 2, self._chain
+        chains = -(-len(self.paths) // HIDDEN_CHAIN)
+        # Paths of a chain of sums: an even number.
+        at, chain = position // 2 * 2, -(-len(self.paths) // (2 * chains)) * 2
         if at and at % chain == 0 and not self.is_one_chain:
             self._wait_for_hidden()
             self._return_hidden_sums()
@@ -408,7 +393,7 @@ class WarpgroupGroup(ProductsInFlight, CoupledGroup):
 #
 # Rows of products are 64 channels of a path, from the block's part of the matrix, 16 of each warp; columns are edges.
 # So the four warps have the same edges of one receiver, whose hidden features and values they stage together: each has
-# 8 of the 32 edges. A lane has channels and edges as by ``mma`` (see ``fragments.ChannelRows``). Weights of some paths
+# 8 of the 32 edges. A lane has channels and edges as by ``mma`` (see ``ChannelRows``). Weights of some paths
 # are formed while lanes multiply those of the paths before. What undoes scales of hidden features and of the matrix
 # goes into attributes.
 
@@ -496,18 +481,15 @@ class WarpgroupValues(ProductsInFlight):
         """In two passes over memory, with the loads of as many paths in flight as registers have room for."""
         each, count = max(self.radial.paths_held, 1), len(self.paths)
         batches = [range(first, min(first + each, count)) for first in range(0, count, each)]
-        self.put("unsigned largest = 0;")
-        for batch in batches:
-            with self.scope(""):
-                self._fetch_paths(batch)
-                self._take_factors(batch)
-        self._scale_matrix()
-        for batch in batches:
-            with self.scope(""):
-                self._fetch_paths(batch)
-                self._take_factors(batch)
-                self._leave_paths(batch)
-        self.put(*self.shows_matrix)
+        for leaves in (False, True):
+            if leaves:
+                self._scale_matrix()
+            for batch in batches:
+                with self.scope(""):
+                    self._fetch_paths(batch)
+                    self._take_factors(batch)
+                    if leaves:
+                        self._leave_paths(batch)
 
     # ---- the staged edges ------------------------------------------------------------------------------------------
 
@@ -547,6 +529,7 @@ class WarpgroupValues(ProductsInFlight):
             "    y[k] = staged < count ? y[k] * back_of_staged : Real(0);",
         )
         stride = self.operand.stride
+        attributes = self.operand.load(self._of_values("next_edge"))[-1]  # of the edge behind
         self.put(
             *self.operand.stage()[len(self.operand.load("my_edge")) : -1],
             *(["meet();  // all warps have read what was staged before"] if is_one else []),
@@ -555,7 +538,7 @@ class WarpgroupValues(ProductsInFlight):
             "show_to_tensor_cores();",
             "meet();",
             "next_far = int(b.sender[next_edge]);",
-            *([self._fetch("next_edge"), self._load_attributes()] if self.is_ahead else self._ask()),
+            *([self._fetch("next_edge"), attributes] if self.is_ahead else self._ask()),
         )
 
     def _fetch(self, edges: str) -> str:
@@ -567,10 +550,6 @@ class WarpgroupValues(ProductsInFlight):
     def _of_values(edges: str) -> str:
         """The edge, of the warp's 8, whose values a lane stages."""
         return f"team.broadcast({edges}, 8 * octet + team.lane % 8)"
-
-    def _load_attributes(self) -> str:
-        """Attributes of that edge behind the staged ones."""
-        return self.operand.load(self._of_values("next_edge"))[-1]
 
     def _ask(self) -> list[str]:
         """Have the L2 cache load hidden features and attributes of the edges behind."""

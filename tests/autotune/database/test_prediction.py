@@ -110,7 +110,7 @@ def test_a_kernel_is_ranked_once_for_all_graphs_near_a_recorded_class(monkeypatc
     monkeypatch.setattr(pool, "product_plan", lambda spec: planned.append(spec) or plan(spec))
     predicted._order.cache_clear()
     for classes in (("conv-e17-d7", "conv-e17-d7"), ("conv-e17-d8",)):
-        finder = Finder(NEW, "conv", "forward", "float32", "ir_mul", H200)
+        finder = Finder(kernel_kind("conv").spec(NEW, "conv", "forward", "float32", "ir_mul", H200))
         assert len({finder.find(text).schedule for text in classes}) == 1
         assert 20 < len(planned) <= 200
 

@@ -9,7 +9,6 @@ from typing import Any
 from kernelgen.kernels.doubling import DoublingSchedule, DoublingSpec
 from kernelgen.problem.doubling import Doubling
 
-from autotune.workload.graphs import GraphSpec
 from autotune.workload.kinds.base import FindSchedule, KernelKind, Problem
 from autotune.workload.toml_tables import check_table
 from kernelgen.arithmetic.directions import DIRECTIONS
@@ -34,9 +33,7 @@ class DoublingKind(KernelKind):
     def owns_key(self, key: str) -> bool:
         return key.startswith("doubling|")
 
-    def check(
-        self, label: str, problem: Any, operation: str, layout: str, graph: GraphSpec, deterministic: bool
-    ) -> None:
+    def check(self, workload: Any) -> None:
         """All are legal."""
 
     @staticmethod
@@ -60,7 +57,5 @@ class DoublingKind(KernelKind):
     def irreps(self, problem: Any, layout: str) -> dict[str, str]:
         return {"x": f"{problem.size}x0e", "g": f"{problem.size}x0e"}
 
-    def compulsory_bytes(
-        self, problem: Any, operation: str, direction: str, dtype: str, num_edges: int, num_nodes: int
-    ) -> int:
-        return 2 * 4 * problem.size * num_edges
+    def compulsory_bytes(self, work: Any, direction: str, num_edges: int, num_nodes: int) -> int:
+        return 2 * 4 * work.problem.size * num_edges
