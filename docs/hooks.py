@@ -25,6 +25,7 @@ ROOT = Path(__file__).resolve().parents[1]
 MARK = re.compile(r"^<!-- table: ([a-z0-9-]+) -->$", re.MULTILINE)
 # The GPU and the CPU whose records the site shows.
 GPU, GPU_MODELS, CPU_MODELS = "bench/nvidia-h200", "models/nvidia-h200", "models/intel-xeon-processor-2-cores"
+LAMMPS = "lammps/nvidia-h200"
 # Names for readers, in the order of the tables.
 MODELS = {
     "mace-mp-0-small": "MACE-MP-0 small",
@@ -140,6 +141,15 @@ def simulation_steps() -> str:
         place = f"{MODELS[row['model']]}, {STRUCTURES[row['structure']]}, {row['atoms']:,} atoms"
         lines.append([place, *shown, f"{nanoseconds_a_day(cells[TUNED]['wall_ms']):.1f}"])
     return table(["a step by ASE", "Equitune", *others.values(), STOCK, "ns a day with Equitune"], lines)
+
+
+def lammps_steps() -> str:
+    """Times of a step of LAMMPS by ranks, each of which has a GPU, and how far forces are from one process's."""
+    lines = []
+    for row in record(LAMMPS)["rows"]:
+        name = f"{MODELS[row['model']]}, {STRUCTURES.get(row['structure'], row['structure'])}, {row['atoms']:,} atoms"
+        lines.append([name, str(row["gpus"]), time_text(row["step_ms"]), f"{row['force_difference']:.1e}"])
+    return table(["a step by LAMMPS", "GPUs", "Equitune", "largest difference of a force"], lines)
 
 
 def cell_text(cell: dict[str, Any] | None) -> str:
@@ -348,6 +358,7 @@ def _prose(text: str) -> str:
 TABLES = {
     "model-gains": model_gains,
     "simulation-steps": simulation_steps,
+    "lammps-steps": lammps_steps,
     "gpu-energies": lambda: model_steps(GPU_MODELS, ENERGY_FORCES),
     "gpu-training": lambda: model_steps(GPU_MODELS, TRAINING),
     "cpu-energies": lambda: model_steps(CPU_MODELS, ENERGY_FORCES),
