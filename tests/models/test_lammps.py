@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import importlib
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
 
@@ -33,11 +33,12 @@ def of_nequip(model: Any, atoms: Atoms) -> Results:
 
 
 def of_sevennet(model: Any, atoms: Atoms) -> Results:
-    """With edges as they were before SevenNet rounded them to float32."""
+    """With edges as they were before SevenNet rounded them to float32; of the second modality, if there are some."""
     graph = importlib.import_module("sevenn.train.dataload").unlabeled_atoms_to_graph(atoms, CUTOFF)
     batch, edges = case_of("sevennet").batch(model, atoms), torch.from_numpy(graph["edge_vec"])
     assert torch.equal(edges.float().double(), batch["edge_vec"])
-    found = model(batch | {"edge_vec": edges})
+    model.eval_modal_map = False
+    found = model(batch | {"edge_vec": edges, "modal_type": torch.tensor([1])})
     # SevenNet's stress has the sign of a pressure, and the order xx, yy, zz, xy, yz, zx.
     pressure = found["inferred_stress"].view(-1)[[0, 1, 2, 3, 5, 4]]
     energies = found["atomic_energy"].view(-1)
@@ -46,15 +47,19 @@ def of_sevennet(model: Any, atoms: Atoms) -> Results:
 
 @dataclass(frozen=True)
 class Package:
-    """options: of a package's model. results: of the model in Python. integration: has ``compile_for_lammps``."""
+    """options: of a package's model. results: of the model in Python. integration: has ``compile_for_lammps``.
+
+    how: its options.
+    """
 
     options: dict[str, Any]
     results: Callable[[Any, Atoms], Results]
     integration: str
+    how: dict[str, Any] = field(default_factory=dict)
 
     def compile(self, *given: Any) -> Any:
         integration = importlib.import_module(f"autotune.models.{self.integration}")
-        return integration.compile_for_lammps(*given)
+        return integration.compile_for_lammps(*given, **self.how)
 
 
 PACKAGES = {
@@ -66,13 +71,17 @@ PACKAGES = {
     "sevennet": Package(
         {"num_convolution_layer": 2, "irreps_manual": ["8x0e", "8x0e+4x1e+2x2e", "8x0e"]}, of_sevennet, "sevennet.use"
     ),
+    "modalities": Package({}, of_sevennet, "sevennet.use", {"modal": "scan"}),
 }
 
 
 @pytest.fixture(scope="module")
 def ready(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> tuple[Package, Built]:
-    package = PACKAGES[request.param]
-    model = case_of(request.param).build(structure(), **package.options).eval()
+    package, name = PACKAGES[request.param], request.param
+    if name == "modalities":
+        model = with_modalities().eval()
+    else:
+        model = case_of(name).build(structure(), **package.options).eval()
     return package, build(tmp_path_factory.mktemp("lammps"), model, package.compile)
 
 
@@ -81,7 +90,11 @@ def ready(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFacto
 @needs_lammps
 # In the taller box two of four ranks have no atoms.
 @pytest.mark.parametrize(("ranks", "height", "lift"), [(1, 9.0, 0.0), (2, 9.0, 0.0), (4, 40.0, 5.5)])
-@pytest.mark.parametrize("ready", [pytest.param(name, marks=needs(name)) for name in PACKAGES], indirect=True)
+@pytest.mark.parametrize(
+    "ready",
+    [pytest.param(name, marks=needs("sevennet" if name == "modalities" else name)) for name in PACKAGES],
+    indirect=True,
+)
 def test_dynamics_of_lammps_without_python(
     ready: tuple[Package, Built], ranks: int, height: float, lift: float
 ) -> None:
@@ -108,9 +121,7 @@ def first_of_parallel() -> torch.nn.Module:
 
 
 def with_modalities() -> torch.nn.Module:
-    model: Any = case_of("sevennet").build(structure())
-    model.modal_map = {"pbe": 0, "scan": 1}
-    return model
+    return case_of("sevennet").build(structure(), **importlib.import_module("sevennet_cases").MODALITIES)
 
 
 REFUSED = [
@@ -119,7 +130,7 @@ REFUSED = [
     ("nequip", embedding, "embeds fields of a graph"),
     ("sevennet", linear, "model is a Linear; expected an AtomGraphSequential"),
     ("sevennet", first_of_parallel, "model ends in .* expected an AtomGraphSequential"),
-    ("sevennet", with_modalities, "model has the modalities pbe, scan"),
+    ("sevennet", with_modalities, r"modal is missing; expected one of \('pbe', 'scan'\)"),
 ]
 
 

@@ -2,18 +2,20 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
+import torch
 
 pytest.importorskip("sevenn", reason="SevenNet is not installed")
 
 import captured_cases as cases
 from ase import Atoms
 from model_cases import imidazole
-from sevennet_cases import CASE
+from sevennet_cases import CASE, MODALITIES
 
-from autotune.models.accelerate import accelerate
 from autotune.models.capture import capture
-from kernelgen.errors import UnsupportedError
+from kernelgen.errors import InputError, UnsupportedError
 
 SEVENNET = cases.PACKAGES["sevennet"]
 
@@ -74,11 +76,36 @@ def test_what_is_refused() -> None:
     model.__class__ = type("Prepared", (kind,), {"_preprocess": lambda self, data: data})
     with pytest.raises(UnsupportedError, match="Prepared has a _preprocess of its own"):
         capture(model)
-    model.__class__, model.modal_map = kind, {"mpa": 0}
-    with pytest.raises(UnsupportedError, match="modal_map"):
-        capture(model)
-    assert "; capture, because capture does not know the modalities" in accelerate(model).refused
-    model.modal_map = None
+    model.__class__ = kind
     model.delete_module_by_key("force_output")
     with pytest.raises(UnsupportedError, match="ends in Rescale and AtomReduce"):
         capture(model)
+
+
+@pytest.mark.parametrize("is_batch", [True, False])
+def test_modalities(is_batch: bool) -> None:
+    """One after the other, and those of two structures beside each other; by number, as layers do, or by name."""
+    model: Any = CASE.build(imidazole(), **MODALITIES).eval()
+    model.set_is_batch_data(is_batch)
+    model.eval_modal_map = False
+    batch = CASE.batch(model, *[imidazole()] * (2 if is_batch else 1))
+    if not is_batch:
+        batch["cell_volume"] = batch["cell_volume"][0]
+    captured = capture(model)
+    energies = set()
+    for types in ([0, 1], [1, 1], [0, 0]) if is_batch else (0, 1):
+        given = batch | {"modal_type": torch.tensor(types)}
+        wanted = model(given.copy())
+        energies |= set(wanted["inferred_total_energy"].flatten().tolist())
+        known = tuple(MODALITIES["_modal_map"])
+        names = [known[one] for one in types] if isinstance(types, list) else known[types]
+        for by_name in (False, True):
+            model.eval_modal_map = by_name
+            found = captured(batch | {"data_modality": names} if by_name else given)
+            model.eval_modal_map = False
+            for name in ("inferred_total_energy", "inferred_force", "atomic_energy"):
+                assert torch.allclose(found[name].detach(), wanted[name].detach(), rtol=1e-10, atol=1e-10)
+    assert len(energies) > 1
+    model.eval_modal_map = True
+    with pytest.raises(InputError, match="data_modality is None; expected"):
+        captured(dict(batch))

@@ -73,3 +73,10 @@ def _in_the_models_dtype(encoding: Any, given: tuple[Any, ...], data: dict[str, 
 
 
 CASE = SevenNetCase()
+# Options of a model of two modalities, which all kinds of its layers know.
+MODALITIES = {
+    **{KEY.USE_MODALITY: True, KEY.NUM_MODALITIES: 2, KEY.MODAL_MAP: {"pbe": 0, "scan": 1}},
+    **{KEY.USE_MODAL_NODE_EMBEDDING: True, KEY.USE_MODAL_SELF_INTER_INTRO: True},
+    **{KEY.USE_MODAL_SELF_INTER_OUTRO: True, KEY.USE_MODAL_OUTPUT_BLOCK: True},
+    **{KEY.USE_MODAL_WISE_SHIFT: True, KEY.USE_MODAL_WISE_SCALE: False, KEY.SHIFT: [-1.5, 2.5], KEY.SCALE: 1.3},
+}

@@ -203,12 +203,13 @@ class CapturableSevenNet(CapturablePackage):
     }
     # What modules leave in the data beside their results, the first two in the place of inputs.
     left_out = frozenset(
-        (*_OVERWRITTEN, "atom_type", "scaled_atomic_energy", "edge_length", "edge_embedding", "edge_attr")
+        (
+            *(*_OVERWRITTEN, "atom_type", "scaled_atomic_energy", "edge_length", "edge_embedding", "edge_attr"),
+            *("modal_type", "modal_attr"),
+        )
     )
 
     def check(self, model: Any) -> None:
-        if model.modal_map:
-            raise UnsupportedError("capture does not know the modalities of this SevenNet model (modal_map)")
         last = list(model)[-2:]
         if [type(module).__name__ for module in last] != ["AtomReduce", "ForceStressOutputFromEdge"]:
             names = " and ".join(type(module).__name__ for module in last)
@@ -240,10 +241,14 @@ class CapturableSevenNet(CapturablePackage):
             "edge_vec": Field(vectors, "edges", along_x(2 * cutoff), each=(3,)),
             "cell_volume": Field(volume, "graphs", 1.0),
         }
+        if model.modal_map:
+            fields["modal_type"] = Field(_modal_types(model, inputs, counts.graphs, numbers.device), "graphs", 0)
         return fields, counts
 
     def compute(self, model: Any, given: dict[str, Tensor], size: Counts, options: Mapping[str, Any]) -> dict[str, Any]:
         given["edge_vec"].requires_grad_()
+        if not model.is_batch_data and "modal_type" in given:
+            given["modal_type"] = given["modal_type"][0]
         data = with_energies(model, given, size.graphs)
         energy, vectors = data["inferred_total_energy"].sum(), data["edge_vec"]
         (by_edge,) = torch.autograd.grad(energy, vectors, create_graph=model.training)
@@ -265,6 +270,17 @@ class CapturableSevenNet(CapturablePackage):
         to_dict: Callable[[], dict[str, Any]] | None = getattr(inputs, "to_dict", None)
         given = dict(inputs) if to_dict is None else to_dict()
         return {**{name: value for name, value in given.items() if name not in _OVERWRITTEN}, **found}
+
+
+def _modal_types(model: Any, inputs: Mapping[str, Any], graphs: int, device: torch.device) -> Tensor:
+    """The place of each structure's modality among the model's, int64 [graphs]."""
+    if not model.eval_modal_map:
+        return inputs["modal_type"].reshape(-1)
+    named = inputs.get("data_modality")
+    names = [named] if isinstance(named, str) else list(named or ())
+    if len(names) != graphs or not set(names) <= set(model.modal_map):
+        raise InputError(f"data_modality is {named!r}; expected {graphs} of {tuple(model.modal_map)}")
+    return torch.tensor([model.modal_map[name] for name in names], device=device)
 
 
 def with_energies(model: Any, given: dict[str, Tensor], graphs: int) -> dict[str, Any]:

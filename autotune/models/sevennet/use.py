@@ -113,13 +113,14 @@ class SevenNetCalculator(Stock, QuickSteps):
 # Read in sevenn 0.13.0, ``sevenn/mliap.py``, which cannot be imported without LAMMPS's Python.
 
 # What has rows of nodes between layers.
-_OF_NODES = (KEY.NODE_FEATURE, KEY.NODE_ATTR, KEY.ATOM_TYPE, KEY.SELF_CONNECTION_TEMP)
+_OF_NODES = (KEY.NODE_FEATURE, KEY.NODE_ATTR, KEY.ATOM_TYPE, KEY.SELF_CONNECTION_TEMP, KEY.BATCH)
 
 
 def compile_for_lammps(
     model: torch.nn.Module,
     path: str | os.PathLike,
     *,
+    modal: str | None = None,
     device: torch.device | str = "cpu",
     size: tuple[int, int] = TYPICAL_SIZE,
     options: Mapping[str, Any] | None = None,
@@ -129,13 +130,17 @@ def compile_for_lammps(
     The model is copied, accelerated, traced with its forces inside and compiled by AOTInductor, for a CPU and one
     thread a rank, or for this machine's GPU. What is compiled calls SevenNet's layers as LAMMPS's ML-IAP does: each
     rank computes its atoms, and ghosts' features come from other ranks. ``equitune pack`` makes the pack of its
-    kernels. path: of the ``.pt2`` file. device: a GPU, or the CPU. size: edges and atoms of a rank, for which a GPU's
-    schedules are chosen. options: of torch's compiler. InputError for another model than SevenNet's serial ones, or one
-    of several modalities.
+    kernels.
+
+    path: of the ``.pt2`` file. modal: the modality of a model that has several. device: a GPU, or the CPU. size: edges
+    and atoms of a rank, for which a GPU's schedules are chosen. options: of torch's compiler. InputError for another
+    model than SevenNet's serial ones, and for a modality that it does not have.
     """
-    _check(model)
+    _check(model, modal)
     ready = ready_copy(model, device)
     accelerate(ready)
+    ready.set_is_batch_data(True)
+    modal_type = torch.tensor([(ready.modal_map or {}).get(modal, 0)], device=device)
     elements = [chemical_symbols[number] for number in sorted(ready.type_map, key=ready.type_map.get)]
     dtype = next(ready.parameters()).dtype
 
@@ -144,6 +149,8 @@ def compile_for_lammps(
             KEY.NODE_FEATURE: graph.elements,
             KEY.EDGE_IDX: torch.stack((graph.receiver, graph.sender)),
             KEY.EDGE_VEC: graph.vectors.to(dtype),
+            KEY.MODAL_TYPE: modal_type,
+            KEY.BATCH: torch.zeros_like(graph.elements),
         }
         return _atomic_energies(ready, data, graph)
 
@@ -170,12 +177,16 @@ def _atomic_energies(model: Any, data: dict[str, Any], graph: RankGraph) -> Tens
     return data[KEY.ATOMIC_ENERGY]
 
 
-def _check(model: Any) -> None:
-    expected = "expected an AtomGraphSequential of SevenNet's of one modality, which ends in forces"
+def _check(model: Any, modal: str | None) -> None:
+    expected = "expected an AtomGraphSequential of SevenNet's, which ends in forces"
     if not isinstance(model, AtomGraphSequential):
         raise InputError(f"model is a {type(model).__name__}; {expected}")
-    if model.modal_map:
-        raise InputError(f"model has the modalities {', '.join(model.modal_map)}; {expected}")
+    known = tuple(model.modal_map or ())
+    if (modal not in known) if known else modal is not None:
+        given = "is missing" if modal is None else f"is {modal!r}"
+        raise InputError(
+            f"modal {given}; expected {f'one of {known}' if known else 'None: the model has no modalities'}"
+        )
     *_, last, output = model
     if not isinstance(last, AtomReduce) or "Force" not in type(output).__name__:
         raise InputError(f"model ends in {type(last).__name__} and {type(output).__name__}; {expected}")
