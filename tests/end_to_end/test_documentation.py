@@ -332,6 +332,17 @@ def test_what_the_results_say_of_kernels_is_true() -> None:
     assert DEFAULT in rows[0]["times"]
 
 
+def test_figures_of_lammps_are_those_of_its_rows() -> None:
+    rows = json.loads((ROOT / "results" / "lammps" / "nvidia-h200.json").read_text())["rows"]
+    mace = {(row["atoms"], row["gpus"]): row["step_ms"] for row in rows if row["model"] == "mace-mp-0-medium"}
+    texts = " ".join(README.split()), " ".join((DOCS / "results.md").read_text().split())
+    water, diamond, one, two = (mace[key] for key in ((5184, 1), (1000, 1), (41472, 1), (41472, 2)))
+    assert f"takes {water:.1f} ms a step on such water and {diamond:.2f} on diamond" in texts[0]
+    assert f"Two GPUs are {one / two:.2f} times as fast as one" in texts[1] and f"of the {two:.0f} ms" in texts[1]
+    changed = max(row["atoms_that_changed_rank"] for row in rows)
+    assert f"{changed:,} of SevenNet's atoms came to the other rank" in texts[1]
+
+
 def test_capture_and_memory_of_the_allegro_page_are_those_of_the_record() -> None:
     rows = json.loads((ROOT / "results" / "models" / "nvidia-h200.json").read_text())["rows"]
     (row,) = (
