@@ -123,6 +123,9 @@ def test_peers_warm_up_with_as_many_calls_as_they_need(monkeypatch: pytest.Monke
         def peak_bytes(self) -> int:
             return 7
 
+        def conditions(self) -> None:
+            return None
+
         def host_row_us(self, seconds: float) -> float:
             assert seconds == 0.5
             return 3.0
@@ -131,7 +134,7 @@ def test_peers_warm_up_with_as_many_calls_as_they_need(monkeypatch: pytest.Monke
     adapters = {"slow": types.SimpleNamespace(warm_up_calls=60), "quick": types.SimpleNamespace(warm_up_calls=3)}
     session.peers = {name: types.SimpleNamespace(adapter=adapter) for name, adapter in adapters.items()}
     for name in ("slow", "quick", "ours"):
-        session.contenders[name] = types.SimpleNamespace(force_step=None)
+        session.contenders[name] = types.SimpleNamespace(force_step=None, release=lambda: None)
         answer = session.warm_up(name, "force+step")
         assert (answer.error, answer.seconds, answer.memory_bytes, answer.host_us) == ("", 0.5, 7, 3.0)
     limit = comparison.WARM_UP_LIMIT_S

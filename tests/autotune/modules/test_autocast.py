@@ -178,7 +178,11 @@ def test_every_module_is_here() -> None:
     modules = {name for name in public if issubclass(getattr(autotune, name), torch.nn.Module)}
     tested = {"TensorProduct", "FullyConnectedTensorProduct", "FullTensorProduct", "ElementwiseTensorProduct"}
     tested |= {"TensorProductConv", "SphericalHarmonicsConv", "RadialTensorProductConv", "SphericalHarmonics"}
-    assert modules == tested | {"SymmetricContraction", "CapturedModel"}  # the latter holds a model with its own rule
+    assert modules == tested | {
+        "SymmetricContraction",
+        "CapturedModel",
+        "CapturedTraining",
+    }  # which hold a model with its own rule
 
 
 @every
