@@ -71,14 +71,14 @@ PACKAGES = {
     "sevennet": Package(
         {"num_convolution_layer": 2, "irreps_manual": ["8x0e", "8x0e+4x1e+2x2e", "8x0e"]}, of_sevennet, "sevennet.use"
     ),
-    "modalities": Package({}, of_sevennet, "sevennet.use", {"modal": "scan"}),
+    "sevennet-modalities": Package({}, of_sevennet, "sevennet.use", {"modal": "scan"}),
 }
 
 
 @pytest.fixture(scope="module")
 def ready(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> tuple[Package, Built]:
     package, name = PACKAGES[request.param], request.param
-    if name == "modalities":
+    if name == "sevennet-modalities":
         model = with_modalities().eval()
     else:
         model = case_of(name).build(structure(), **package.options).eval()
@@ -92,7 +92,7 @@ def ready(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFacto
 @pytest.mark.parametrize(("ranks", "height", "lift"), [(1, 9.0, 0.0), (2, 9.0, 0.0), (4, 40.0, 5.5)])
 @pytest.mark.parametrize(
     "ready",
-    [pytest.param(name, marks=needs("sevennet" if name == "modalities" else name)) for name in PACKAGES],
+    [pytest.param(name, marks=needs(name.split("-")[0])) for name in PACKAGES],
     indirect=True,
 )
 def test_dynamics_of_lammps_without_python(
