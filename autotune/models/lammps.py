@@ -93,12 +93,22 @@ def compile_energies(
     rows, count, atoms = (torch.export.Dim(name, min=2) for name in ("rows", "edges", "atoms"))
     program = torch.export.export(traced, inputs, dynamic_shapes=({0: count}, {0: rows}, {1: count}, {0: atoms}))
     facts = {"cutoff": repr(cutoff), "elements": " ".join(elements), "device": device.type}
-    # For a GPU little runs on the host: no trials of its vector instructions, no optimisation of what launches kernels.
-    quick = {"aot_inductor.compile_wrapper_opt_level": "O0", "cpp.vec_isa_ok": True} if device.type == "cuda" else {}
-    chosen = {"cpp.threads": 1, "aot_inductor.metadata": facts} | quick | dict(options or {})
-    with driver_linked(Path(path).parent) if device.type == "cuda" else contextlib.nullcontext():
-        torch._inductor.aoti_compile_and_package(program, package_path=os.fspath(path), inductor_configs=chosen)
-    return Path(path)
+    chosen = {"cpp.threads": 1, "aot_inductor.metadata": facts} | dict(options or {})
+    return write_package(program, Path(path), device, chosen)
+
+
+def write_package(
+    program: torch.export.ExportedProgram, path: Path, device: torch.device, options: Mapping[str, Any]
+) -> Path:
+    """Compile an exported program by AOTInductor. options: of torch's compiler."""
+    if device.type != "cuda":
+        torch._inductor.aoti_compile_and_package(program, package_path=str(path), inductor_configs=dict(options))
+        return path
+    # Little runs on the host: no trials of its vector instructions, no optimisation of what launches kernels.
+    quick = {"aot_inductor.compile_wrapper_opt_level": "O0", "cpp.vec_isa_ok": True} | dict(options)
+    with driver_linked(path.parent):
+        torch._inductor.aoti_compile_and_package(program, package_path=str(path), inductor_configs=quick)
+    return path
 
 
 @contextlib.contextmanager

@@ -407,20 +407,30 @@ def is_one_kernel(x: Tensor, matrices: Sequence[Tensor], training: bool = False)
 
     training: whether matrices that require gradients will get them, so that features are better kept.
     """
-    rows, widths = x.shape[0], [matrix.shape[1] for matrix in matrices]
-    alike = all(matrix.dtype is x.dtype and matrix.device == x.device for matrix in matrices)
-    # torch.compile cannot read a context variable; what it compiles is never that.
+    # torch.compile cannot read a context variable; what it compiles is never exported so.
     if not torch.compiler.is_dynamo_compiling() and EXPORTED_SIZE.get() is not None and not runs_eagerly(x):
-        with outside_of_traces():
-            constant = alike and runs_eagerly(*matrices) and not any(matrix.requires_grad for matrix in matrices)
-            fits = constant and network_fits(x.shape[1], widths)
-            return fits and takes(matrices[0], _sources(widths[0] // 16, len(widths)))
+        return _may_export(x, matrices)
+    rows, widths = x.shape[0], [matrix.shape[1] for matrix in matrices]
     if type(rows) is not int or rows < LEAST_ROWS or not network_fits(x.shape[1], widths):
         return False
     if not runs_eagerly(x, *matrices):
         return False
     trained = training and torch.is_grad_enabled() and any(matrix.requires_grad for matrix in matrices)
-    return alike and not trained and takes(x, _sources(widths[0] // 16, len(widths)))
+    return _are_alike(x, matrices) and not trained and takes(x, _sources(widths[0] // 16, len(widths)))
+
+
+def _may_export(x: Tensor, matrices: Sequence[Tensor]) -> bool:
+    """Whether :func:`exported_features` takes these, of any number of edges: the matrices must be constants."""
+    widths = [matrix.shape[1] for matrix in matrices]
+    if not _are_alike(x, matrices) or not network_fits(x.shape[1], widths):
+        return False
+    with outside_of_traces():
+        constant = runs_eagerly(*matrices) and not any(matrix.requires_grad for matrix in matrices)
+        return constant and takes(matrices[0], _sources(widths[0] // 16, len(widths)))
+
+
+def _are_alike(x: Tensor, matrices: Sequence[Tensor]) -> bool:
+    return all(matrix.dtype is x.dtype and matrix.device == x.device for matrix in matrices)
 
 
 def network_fits(inputs: int, widths: Sequence[int]) -> bool:

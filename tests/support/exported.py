@@ -16,6 +16,7 @@ import torch
 from ase import Atoms
 from torch.fx.experimental.proxy_tensor import make_fx
 
+from autotune.models.lammps import write_package
 from kernelgen.packs.library import build_library, source_folder, with_plain_sums
 from kernelgen.packs.write import calls_in, write_calls
 
@@ -29,23 +30,7 @@ def export(function: Callable[..., Any], inputs: Tensors, shapes: Sequence[dict]
     """
     traced = make_fx(function, tracing_mode="symbolic", _allow_non_fake_inputs=True)(*(t.clone() for t in inputs))
     program = torch.export.export(with_plain_sums(traced), inputs, dynamic_shapes=tuple(shapes))
-    quick: dict[str, Any] = {}
-    if inputs[0].is_cuda:
-        # Little runs on the host: no trials of its vector instructions, no optimisation of what launches kernels.
-        quick = {"aot_inductor.compile_wrapper_opt_level": "O0", "cpp.vec_isa_ok": True}
-        have_the_driver_linked(path.parent)
-    torch._inductor.aoti_compile_and_package(program, package_path=str(path), inductor_configs=quick)
-
-
-def have_the_driver_linked(folder: Path) -> None:
-    """Torch links what it compiles with ``-lcuda``; linkers look for that where drivers seldom are."""
-    maps = Path("/proc/self/maps").read_text().splitlines()
-    driver = next((Path(words[-1]) for line in maps if "/libcuda.so" in (words := line.split())[-1]), None)
-    if driver is None or (folder / "libcuda.so").exists():
-        return
-    (folder / "libcuda.so").symlink_to(driver)
-    known = os.environ.get("LIBRARY_PATH")
-    os.environ["LIBRARY_PATH"] = os.pathsep.join([str(folder), *([known] if known else [])])
+    write_package(program, path, inputs[0].device, {})
 
 
 # The dynamic dimension of an input by its name: which axis has atoms, or edges.
