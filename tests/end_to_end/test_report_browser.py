@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from browser import CONTRAST, column, heads, needs_chromium, open_all, show, table_of, unfolded
+from browser import CONTRAST, column, expect, heads, needs_chromium, open_all, show, table_of, unfolded
 from report_samples import (
     DEVICE,
     HOST_KNOBS,
@@ -206,7 +206,7 @@ def test_the_page_never_scrolls_sideways(visit: Any, path: Path, width: int) -> 
 def test_no_column_is_cut_off_on_a_usual_screen(visit: Any, path: Path) -> None:
     page = visit(path, 1400)
     page.evaluate("for (const part of document.querySelectorAll('details.fold')) part.open = true")
-    page.wait_for_function("!document.querySelector('details[open] > [data-part]')")
+    expect(page.locator("details[open] > [data-part]")).to_have_count(0)
     wide = "found => found.filter(s => s.scrollWidth > s.clientWidth + 1).map(s => s.ariaLabel)"
     assert page.locator(".scroll").evaluate_all(wide) == []
 

@@ -14,9 +14,9 @@ from typing import Any
 import pytest
 
 try:
-    from playwright.sync_api import sync_playwright
+    from playwright.sync_api import expect, sync_playwright
 except ImportError:
-    sync_playwright = None
+    expect = sync_playwright = None
 
 CHROMIUM = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)
 MISSING = [
