@@ -8,7 +8,7 @@ from __future__ import annotations
 import functools
 import itertools
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -56,18 +56,21 @@ class TensorProductProblem:
     path_normalization: str = "element"
 
     def __post_init__(self) -> None:
-        for what in ("irreps_in1", "irreps_in2", "irreps_out"):
-            object.__setattr__(self, what, str(parse_irreps(getattr(self, what), what)))
+        operands = {}
+        for name in ("in1", "in2", "out"):
+            operands[name] = parse_irreps(getattr(self, f"irreps_{name}"), f"irreps_{name}")
+            object.__setattr__(self, f"irreps_{name}", str(operands[name]))
         for kind, value in (("irrep", self.irrep_normalization), ("path", self.path_normalization)):
             if value not in NORMALIZATIONS[kind]:
                 raise ProblemError(f"{kind}_normalization is {value!r}; expected one of {NORMALIZATIONS[kind]}")
         for instruction in self.instructions:
-            self._check(instruction)
+            self._check(instruction, operands)
 
-    def _check(self, instruction: Instruction) -> None:
+    @staticmethod
+    def _check(instruction: Instruction, operands: Mapping[str, o3.Irreps]) -> None:
         picked = []
-        for name, index in (("in1", instruction.in1), ("in2", instruction.in2), ("out", instruction.out)):
-            blocks = o3.Irreps(getattr(self, f"irreps_{name}"))
+        for name, blocks in operands.items():
+            index = getattr(instruction, name)
             if not 0 <= index < len(blocks):
                 raise ProblemError(
                     f"{instruction}: {name} index {index} is outside the {len(blocks)} blocks of {blocks}"
