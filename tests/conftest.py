@@ -5,12 +5,13 @@ The compile cache is left alone on purpose: a kernel that one test compiled serv
 
 from __future__ import annotations
 
-import functools
 import gc
 import os
 import shutil
 import signal
+import subprocess
 import sys
+import tempfile
 import threading
 from collections.abc import Iterator
 from pathlib import Path
@@ -21,9 +22,13 @@ from covering import leave_others_to_slow
 from processor_time import pytest_runtest_makereport, pytest_runtest_protocol, pytest_terminal_summary
 
 import kernelgen.compat  # noqa: F401  (before a test imports e3nn: 0.4 loads only so with a recent torch)
+from kernelgen.compile.cache import cache_dir
 from kernelgen.compile.host import HOST_FLAGS, find_host_compiler
 
 __all__ = ["browser", "pytest_runtest_makereport", "pytest_runtest_protocol", "pytest_terminal_summary", "visit"]
+
+# Of the C++ kernels.
+USUAL_HEADERS = ("cstdint", "cstring", "type_traits", "utility", "cstdlib", "new", "omp.h", "sched.h")
 
 
 def pytest_configure(config: pytest.Config) -> None:
@@ -67,23 +72,38 @@ def no_user_database(tmp_path_factory: pytest.TempPathFactory) -> None:
     os.environ["EQUITUNE_MISSES"] = "0"
 
 
+@pytest.fixture(scope="session")
+def quick_flags() -> tuple[str, ...]:
+    """Link the C++ library alone, for any process has the others, and parse the usual headers once for all kernels.
+
+    OpenMP's library is named by its path.
+    """
+    compiler = find_host_compiler() if shutil.which("g++") and "CXX" not in os.environ else None
+    if compiler is None or not any("libgomp" in flag for flag in compiler.flags):
+        return ()
+    header = cache_dir() / "headers-of-tests" / "usual.hpp"
+    header.parent.mkdir(parents=True, exist_ok=True)
+    with tempfile.TemporaryDirectory(dir=header.parent) as folder:
+        text, parsed = Path(folder) / "usual.hpp", Path(folder) / "usual.hpp.gch"
+        text.write_text("".join(f"#include <{name}>\n" for name in USUAL_HEADERS))
+        flags = [flag for flag in HOST_FLAGS if flag not in ("-O3", "-shared")]
+        subprocess.run([compiler.path, "-x", "c++-header", text, *flags, "-O0", "-fopenmp", "-o", parsed], check=True)
+        for made in (parsed, text):
+            made.replace(header.parent / made.name)
+    return ("-nodefaultlibs", "-lstdc++", "-include", str(header))
+
+
 @pytest.fixture(autouse=True)
-def host_kernels_compile_quickly(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+def host_kernels_compile_quickly(
+    request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch, quick_flags: tuple[str, ...]
+) -> None:
     """In a third of the time: kernels write their vectors out, so that optimising changes no more than speed.
 
     Tests marked ``slow``, worker processes and commands have the flags that users have.
     """
     if request.node.get_closest_marker("slow") is None and "users_flags" not in request.fixturenames:
         quick = tuple("-O0" if flag == "-O3" else flag for flag in HOST_FLAGS)
-        monkeypatch.setattr("kernelgen.compile.host.HOST_FLAGS", quick + _few_libraries())
-
-
-@functools.cache
-def _few_libraries() -> tuple[str, ...]:
-    """Link the C++ library alone: it saves a tenth, and any process has the others. OpenMP's is named by its path."""
-    compiler = find_host_compiler() if shutil.which("g++") and "CXX" not in os.environ else None
-    links_torchs = compiler is not None and any("libgomp" in flag for flag in compiler.flags)
-    return ("-nodefaultlibs", "-lstdc++") if links_torchs else ()
+        monkeypatch.setattr("kernelgen.compile.host.HOST_FLAGS", quick + quick_flags)
 
 
 @pytest.fixture
