@@ -151,8 +151,10 @@ def raises_later(model: WholeModel) -> WholeModel:
 def test_a_refusal_is_neither_a_pass_nor_a_failure() -> None:
     paths = {"refused": refused, "broken": raises_later, RIGHT: reordered}
     seen: list[str] = []
+    molecule = {"molecule": draw(SPECIES, CUTOFF, 0)["molecule"]}
     found = certify(
         net(),
+        molecule,
         paths=paths,
         dtypes=("float64",),
         effort="quick",
@@ -164,7 +166,7 @@ def test_a_refusal_is_neither_a_pass_nor_a_failure() -> None:
     assert found.path("broken", "float64")["verdict"] == FAIL
     assert found.path("broken", "float64")["reason"] == "RuntimeError: out of order"
     assert found.path(RIGHT, "float64")["verdict"] == PASS
-    only = certify(net(), paths={"refused": refused}, dtypes=("float64",), effort="quick")
+    only = certify(net(), molecule, paths={"refused": refused}, dtypes=("float64",), effort="quick")
     assert not only.passed, "nothing was certified"
 
 
@@ -223,7 +225,8 @@ def test_mistakes_say_what_was_given() -> None:
     unknown = draw((79,), CUTOFF, 0)["crystal"]
     with pytest.raises(InputError, match="stock computes none of the structures: .*does not know the elements Au;"):
         certify(net(), {"gold": unknown}, paths=("equitune",))
-    found = certify(net(), paths={RIGHT: reordered}, dtypes=("float64",), effort="quick")
+    molecule = {"molecule": draw(SPECIES, CUTOFF, 0)["molecule"]}
+    found = certify(net(), molecule, paths={RIGHT: reordered}, dtypes=("float64",), effort="quick")
     with pytest.raises(InputError, match="has no path 'equitune' in 'float64'; it has stock in float64"):
         found.path("equitune", "float64")
 
