@@ -44,12 +44,14 @@ def identity_of(row: Mapping[str, Any]) -> tuple[Any, ...]:
 def less_accurate(row: Mapping[str, Any]) -> frozenset[str]:
     """Contenders whose errors are larger than our kernels of the problem may have, such as TF32 products for ``ieee``.
 
-    They are timed, but no speed-up is over them. None for a problem that is not known here.
+    They are timed, but no speed-up is over them. None for a problem that is not known here. An entry of the database
+    keeps no peer's errors: there the peer's name tells.
     """
     operation, problem, dtype = (str(row.get(name)) for name in ("operation", "problem", "dtype"))
     limit, errors = _largest_allowed(operation, problem, dtype), row.get("errors")
     given = errors if isinstance(errors, dict) else {}
-    return frozenset(name for name, found in given.items() if largest_error(found) > limit)
+    named = {name for name in row.get("peers") or () if name.endswith("-tf32") and "|ieee|" in problem}
+    return frozenset(name for name, found in given.items() if largest_error(found) > limit) | named
 
 
 @functools.lru_cache(maxsize=4096)

@@ -75,6 +75,9 @@ def test_a_peer_of_less_accuracy_is_timed_but_not_compared() -> None:
     assert told in "\n".join(summary_lines([*asked.values()]))
     assert told not in "\n".join(summary_lines([asked["tf32"]]))
     assert less_accurate(asked["ieee"] | {"problem": "unknown|key"}) == frozenset()
+    entry = {"operation": "radial", "dtype": "float32", "peers": {"product-ieee": {}, "product-tf32": {}}}
+    judged = {kind: less_accurate(entry | {"problem": asked[kind]["problem"]}) for kind in ("ieee", "tf32")}
+    assert judged == {"ieee": {"product-tf32"}, "tf32": set()}, "an entry has no errors of peers"
 
 
 def test_a_new_graph_in_every_call_is_a_line_where_it_was_measured() -> None:
