@@ -80,7 +80,8 @@ class Task:
 class Adapter:
     """One peer. ``backends``, ``operations``: those it supports. ``unusable``: why it cannot run here (None if it can).
 
-    ``listed_if_absent``: whether it is listed, with the reason, if its ``module`` is not installed.
+    ``module``: what it needs beside torch, if anything. ``listed_if_absent``: whether it is listed without, with the
+    reason.
     ``warm_up_calls``: calls before its timings are steady. ``deterministic``: promises bitwise equal results.
     ``build_s``: the most seconds that it takes to compile itself.
     ``order``: what it does once for a new graph; None if it needs nothing. That edges' rows then have to be in that
