@@ -70,7 +70,7 @@ def largest_error(found: Any) -> float:
 
 
 def lost_peers(stored: Row | None, row: Row) -> dict[str, str]:
-    """Peers that failed, with the reason, which have a time in the stored row of the same kernels and software.
+    """Peers that failed, with the reason, which have a time in the stored row of the same kernels, software and code.
 
     What failed is then this machine, not the peer: a library that it lacks, or a compiler that was disturbed.
     """
@@ -78,6 +78,8 @@ def lost_peers(stored: Row | None, row: Row) -> dict[str, str]:
         return {}
     failed = {name: str(result["error"]) for name, result in row["times"].items() if "error" in result}
     timed = {name for name, result in stored["times"].items() if "error" not in result} - {OURS, DEFAULT}
+    before, now = stored.get("code", {}), row.get("code", {})
+    timed = {name for name in timed if before.get(name, now.get(name)) == now.get(name)}
     return {name: reason for name, reason in failed.items() if name in timed}
 
 
