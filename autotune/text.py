@@ -74,6 +74,11 @@ def direction_name(key: object) -> str:
     return str(key).replace("_", " ").replace("+", " + ")
 
 
+def counted(number: int, noun: str) -> str:
+    """1 row, 2 rows"""
+    return f"{number} {noun}" + ("s" if number != 1 else "")
+
+
 def count(value: float) -> str:
     """11,872"""
     return MISSING if math.isnan(value) else f"{value:,.0f}"

@@ -15,7 +15,7 @@ import multiprocessing
 import multiprocessing.connection
 import os
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field
 from datetime import datetime, timezone
@@ -55,6 +55,7 @@ from autotune.errors import ConfigError, WorkerError, unknown_name
 from autotune.measure.kinds import measured_kind, space_of
 from autotune.measure.operations import new_graph, order_ms
 from autotune.measure.worker import START_LIMIT_S, Worker, on_each
+from autotune.text import NOT_COMPARED, counted
 from autotune.workload.config import TuneConfig, by_problem, find_problem, load_config, load_graphs
 from autotune.workload.graphs import GraphSpec, build_graph
 from autotune.workload.kinds.registry import CONVOLUTIONS, kernel_kind
@@ -88,14 +89,18 @@ def bench(
     console: Console | None = None,
     verbose: bool = False,
     devices: Sequence[str] = (),
+    budget: float | None = None,
+    begin: float | None = None,
 ) -> list[Row]:
     """Compare every workload of a config; returns its rows, those of earlier runs included.
 
     config: a date for all stored rows of the device from before it, which are measured again.
     peers: by name, None for all of the device. seconds_each: approximate sampling time of a contender in a pass. fresh:
     also measure stored rows again. verbose: print every step with the time, even without a terminal. devices: several
-    GPUs of one model, among which the problems are divided.
+    GPUs of one model, among which the problems are divided. budget: seconds, after which no workload begins; what is
+    left goes on in the next run. begin: the moment of ``time.monotonic`` from which it counts, by default now.
     """
+    begin = time.monotonic() if begin is None else begin
     import torch
     from rich.console import Console
 
@@ -105,7 +110,8 @@ def bench(
         raise ConfigError(f"devices are {facts.name} and {', '.join(others)}; rows of one record need one model of GPU")
     folder = Path(results_dir) if results_dir is not None else writable_results_dir()
     console = console or Console(stderr=True)
-    run = _Run(device, facts, folder, _chosen_peers(peers, device), seconds_each, console, verbose)
+    span = begin, None if budget is None else begin + budget
+    run = _Run(device, facts, folder, _chosen_peers(peers, device), seconds_each, console, verbose, span)
     if isinstance(config, datetime):
         plans, fresh = plans_again(config, facts, folder, run.say), True
     else:
@@ -136,6 +142,8 @@ class _Run:
     seconds_each: float
     console: Console
     verbose: bool = False
+    # When the run began, and when it ends if it has a budget, as moments of ``time.monotonic``.
+    span: tuple[float, float | None] = field(default_factory=lambda: (time.monotonic(), None))
     # Name to print before lines, among several processes.
     name: str = ""
 
@@ -145,43 +153,56 @@ class _Run:
 
     def measure(self, plans: Sequence[Plan], fresh: bool, devices: tuple[str, ...] = ()) -> list[Row]:
         """Rows of all plans, in their order. ``devices``: where to measure, if on several."""
-        begin, software = time.monotonic(), software_versions(self.facts)
+        software = software_versions(self.facts)
         stored = self._stored()
         rows, todo = self._split(plans, {} if fresh else stored, software)
         if rows:
-            self.say(f"{len(rows)} rows are already measured; {len(todo)} of {len(plans)} workloads remain")
+            known, all_ = counted(len(rows), "row"), counted(len(plans), "workload")
+            self.say(f"already measured: {known} (--fresh measures them again); left: {len(todo)} of {all_}")
         failures = known_failures(stored.values(), [plan.workload for plan in plans], software)
         groups = [list(group) for _, group in itertools.groupby(todo, key=lambda plan: kind_of(plan.workload))]
         several, on_gpu = len(devices) > 1 and len(groups) > 1, self.facts.backend == "cuda"
         with CompileAhead(self.device, cores_free(PROCESSES if on_gpu and not several else 0), failures) as ahead:
-            if len(todo) > 1:
+            waits = several or not on_gpu
+            # Within a budget there is no time to compile everything before the first comparison.
+            if len(todo) > 1 and not (waits and self.span[1]):
                 self._compile_ahead(groups, ahead)
-            if several or not on_gpu:
+            if waits:
                 # Processes of other devices know nothing of this one's, and on a CPU they would disturb each other.
                 ahead.wait(self.say)
             if several:
                 groups.sort(key=len, reverse=True)
                 turns = multiprocessing.get_context("spawn").Value("i", 0)
-                shared = (self.facts, self.folder, self.peers, self.seconds_each, self.verbose)
+                shared = (self.facts, self.folder, self.peers, self.seconds_each, self.verbose, self.span)
                 on_each(devices, "bench", _compare_share, shared, groups, turns, ahead.failures, software)
                 rows |= self._split(todo, self._stored(), software)[0]
             else:
-                rows |= self.compare(ready_first(groups, ahead), ahead.failures, software)
-        self.say(f"{len(todo)} workloads compared in {time.monotonic() - begin:.0f} s")
+                rows |= self.compare(ready_first(groups, ahead, self.span[1]), ahead.failures, software)
+        left = [plan for plan in todo if all(self._identity(plan, which) not in rows for which in plan.passes)]
+        done = counted(len(todo) - len(left), "workload")
+        self.say(f"{done} compared; {time.monotonic() - self.span[0]:.0f} s since the start")
+        if left and self.span[1]:
+            self.say(f"the time is up; {len(left)} of {counted(len(todo), 'workload')} left out: run the same again")
         order = [self._identity(plan, which) for plan in plans for which in plan.passes]
         return [rows[identity] for identity in order if identity in rows]
 
     def compare(self, take: Take, failures: Mapping[Kind, str], software: dict[str, str]) -> Rows:
         """Measure and store the rows of groups of plans; a group has one kind.
 
-        On a GPU the next processes are set up during the present comparisons.
+        On a GPU the next processes are set up during the present comparisons. Within a budget no workload begins that
+        would not end in time if it took as long as the longest so far.
         """
-        begin, rows = time.monotonic(), Rows()
+        rows, longest_s, (begin, end) = Rows(), 0.0, self.span
         limit = PROCESSES if self.facts.backend == "cuda" else 1
         for worker, group in with_processes(take, functools.partial(self._process, failures), limit):
             for number, plan in enumerate(group, 1):
-                self.say(f"[{number}/{len(group)}, {time.monotonic() - begin:.0f} s] {_name(plan.workload)}")
+                began = time.monotonic()
+                if end is not None and began + longest_s >= end:
+                    return rows
+                left = "" if end is None else f", {end - began:.0f} s left"
+                self.say(f"[{number}/{len(group)}, {began - begin:.0f} s{left}] {_name(plan.workload)}")
                 rows |= {identity_of(row): row for row in self._rows(plan, worker, failures, software)}
+                longest_s = max(longest_s, time.monotonic() - began)
         return rows
 
     def _stored(self) -> Rows:
@@ -226,6 +247,7 @@ class _Run:
                 worker=worker,
                 known_failures={} if reason is None else {COMPILED_PEER: reason},
                 copies=True,
+                deadline=self.span[1],
             )
         except WorkerError as error:
             worker.close()
@@ -281,14 +303,16 @@ class _Run:
         return set(self.peers) & set(names)
 
     def _is_current(self, row: Row, plan: Plan, which: str, software: dict[str, str]) -> bool:
-        """Whether measuring again would give the same row, except for noise."""
-        graph = build_graph(plan.workload.graph)
-        times = row["times"]
+        """Whether measuring again would give the same row, except for noise. Older rows name no peer's code."""
+        graph, peers = build_graph(plan.workload.graph), self._peers_of(plan.workload)
+        times, codes, known = row["times"], codes_of(peers, plan.workload.operation), row.get("code", {})
         return (
             row.get("software") == software
             and row.get("schedules") == json.loads(json.dumps(plan.schedules_in(which)))
             and row.get("graph") == {"name": graph.name, "edges": graph.num_edges, "nodes": graph.num_nodes}
-            and {OURS, DEFAULT} | self._peers_of(plan.workload) <= set(times)
+            and {OURS, DEFAULT} | peers <= set(times)
+            and all(known.get(name, code) == code for name, code in codes.items())
+            and not any(times[name].get("error", "").startswith(NOT_COMPARED) for name in peers)
             and not any("error" in times[name] for name in (OURS, DEFAULT))
             # Another generator version may make the same kernels.
             and (row.get("generator") == GENERATOR_VERSION or row.get("sources") == sources_of(plan, which, self.facts))
@@ -307,9 +331,9 @@ def _compare_share(
     """Run on one of several devices: compare the next of ``groups`` whenever this device is idle."""
     from rich.console import Console
 
-    facts, folder, peers, seconds_each, verbose = shared
+    facts, folder, peers, seconds_each, verbose, span = shared
     console = Console(stderr=True, force_terminal=False)
-    run = _Run(device, facts, folder, peers, seconds_each, console, verbose, name)
+    run = _Run(device, facts, folder, peers, seconds_each, console, verbose, span, name)
     run.compare(in_turn(groups, turns), failures, software)
 
 
@@ -359,6 +383,11 @@ def sources_of(plan: Plan, which: str, facts: DeviceFacts) -> dict[str, dict[str
         name: {direction: hash_of_text(source_text(spec, chosen[direction])) for direction, spec in specs.items()}
         for name, chosen in plan.schedules.items()
     }
+
+
+def codes_of(peers: Collection[str], operation: str) -> dict[str, str]:
+    """Hashes of the peers' own code, by name."""
+    return {each.name: each.code for each in ADAPTERS if each.name in peers and operation in each.operations}
 
 
 def plans_of(loaded: TuneConfig, facts: DeviceFacts, folder: Path) -> list[Plan]:
@@ -424,6 +453,7 @@ def row_of(plan: Plan, which: str, comparison: ComparisonResult, software: dict[
         "certificates": of_pass(comparison.certificates),
         "date": now_text(),
         "software": software,
+        "code": codes_of(results, workload.operation),
         "generator": GENERATOR_VERSION,
     }
     return without_noise(row)
@@ -442,14 +472,14 @@ Group = list[Plan]
 Take = Callable[[bool], "Group | None"]
 
 
-def ready_first(groups: Sequence[Group], ahead: CompileAhead) -> Take:
-    """Groups in their order, those first that wait for no compilation."""
+def ready_first(groups: Sequence[Group], ahead: CompileAhead, end: float | None = None) -> Take:
+    """Groups in their order, those first that wait for no compilation; none that is not ready by ``end``."""
     left = list(groups)
 
     def take(must: bool) -> Group | None:
         kinds = [kind_of(group[0].workload) for group in left]
         if left and must:
-            ahead.wait_for_one(kinds)
+            ahead.wait_for_one(kinds, end)
         for place, kind in enumerate(kinds):
             if ahead.is_ready(kind):
                 return left.pop(place)

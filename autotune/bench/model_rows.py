@@ -7,7 +7,6 @@ these have changed; the row names the generator and database of its latest cell.
 
 from __future__ import annotations
 
-import ast
 import functools
 import hashlib
 import json
@@ -17,7 +16,7 @@ from typing import Any
 
 from autotune.bench.contenders import STOCK, shares_text
 from autotune.bench.rows import DEFAULT, OURS
-from autotune.database.maintenance import driver_version, hash_of_text, software_versions
+from autotune.database.maintenance import driver_version, hash_of_text, software_versions, statements_of
 from autotune.database.store import database_path, device_record, replace_file, tuned_dirs
 from autotune.errors import DatabaseError
 from autotune.models.package import Package
@@ -140,21 +139,6 @@ def own_code() -> str:
             text = path.read_text(encoding="utf-8")
             texts.append(statements_of(text) if path.suffix == ".py" else text)
     return hash_of_text("\n".join(texts))
-
-
-def statements_of(source: str) -> str:
-    """What a Python file says, without the texts that stand alone."""
-    tree = ast.parse(source)
-    for node in ast.walk(tree):
-        body = getattr(node, "body", None)
-        if isinstance(body, list):
-            node.body = [one for one in body if not _is_text(one)]  # type: ignore[attr-defined]
-    return ast.unparse(tree)
-
-
-def _is_text(statement: ast.stmt) -> bool:
-    value = statement.value if isinstance(statement, ast.Expr) else None
-    return isinstance(value, ast.Constant) and isinstance(value.value, str)
 
 
 def _database_hash(slug: str) -> str:

@@ -8,7 +8,9 @@ from __future__ import annotations
 import functools
 import io
 import math
+import re
 import statistics
+import textwrap
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from datetime import datetime, timezone
@@ -20,7 +22,7 @@ import filelock
 from autotune.database.maintenance import driver_version
 from autotune.database.store import device_record, replace_file, text_of_lines
 from autotune.measure.timing import SLOWER, ratio_interval, verdict
-from autotune.text import time_text
+from autotune.text import counted, time_text, without_time
 from autotune.workload.config import find_problem
 from autotune.workload.kinds.registry import kernel_kind
 from autotune.workload.workload import GraphClass
@@ -70,7 +72,7 @@ def largest_error(found: Any) -> float:
 
 
 def lost_peers(stored: Row | None, row: Row) -> dict[str, str]:
-    """Peers that failed, with the reason, which have a time in the stored row of the same kernels and software.
+    """Peers that failed, with the reason, which have a time in the stored row of the same kernels, software and code.
 
     What failed is then this machine, not the peer: a library that it lacks, or a compiler that was disturbed.
     """
@@ -78,6 +80,8 @@ def lost_peers(stored: Row | None, row: Row) -> dict[str, str]:
         return {}
     failed = {name: str(result["error"]) for name, result in row["times"].items() if "error" in result}
     timed = {name for name, result in stored["times"].items() if "error" not in result} - {OURS, DEFAULT}
+    before, now = stored.get("code", {}), row.get("code", {})
+    timed = {name for name in timed if before.get(name, now.get(name)) == now.get(name)}
     return {name: reason for name, reason in failed.items() if name in timed}
 
 
@@ -151,7 +155,7 @@ def _rounded(value: Any) -> Any:
 # Graphs large and dense enough to reach the floor of compulsory traffic.
 FLOOR_GRAPHS = ("carbon", "water")
 TARGET = 1.05
-TITLE = "median times (ratio to the tuned kernel)"
+TITLE = "median times (ratio to equitune: what a model here would load)"
 # Number of columns before those of contenders.
 FIXED = 4
 # A default that is faster by more than this fraction is reported; both were measured in one run.
@@ -203,7 +207,7 @@ def _table(rows: Sequence[Row]) -> tuple[list[str], list[list[str]]]:
 
 def _cell(result: Mapping[str, Any], ours: Mapping[str, Any]) -> str:
     if "error" in result:
-        return "error" if result["error"] != "-" else "-"
+        return without_time(result["error"]) if result["error"] != "-" else "-"
     text = time_text(result["time_us"])
     if "error" in ours or result is ours:
         return text
@@ -241,7 +245,11 @@ def geometric_mean(values: Iterable[float]) -> float:
 
 
 def summary_lines(rows: Sequence[Row]) -> list[str]:
-    lines = ["", f"{len(rows)} rows; speed-up over the fastest peer, geometric mean (worst row):"]
+    lines = [
+        *_reasons(rows),
+        "",
+        f"{counted(len(rows), 'row')}; speed-up over the fastest peer, geometric mean (worst row):",
+    ]
     groups: dict[tuple[str, ...], list[Row]] = {}
     for row in rows:
         kind = "deterministic" if row.get("deterministic") else ""
@@ -249,18 +257,51 @@ def summary_lines(rows: Sequence[Row]) -> list[str]:
     for key, group in groups.items():
         ratios = [value for value in map(ratio, group) if value is not None]
         if ratios:
-            lines.append(
-                f"  {' '.join(filter(None, key))}: {geometric_mean(ratios):.2f} ({min(ratios):.2f}), {len(ratios)} rows"
-            )
+            found = f"{geometric_mean(ratios):.2f} ({min(ratios):.2f}), {counted(len(ratios), 'row')}"
+            lines.append(f"  {' '.join(filter(None, key))}: {found}")
     return [
         *lines,
+        *_untuned(rows),
         *_with_orders(rows),
         *_below(rows),
         *_floors(rows),
         *_memory(rows),
         *_defaults(rows),
         *_without(rows),
+        *_restless(rows),
     ]
+
+
+def _reasons(rows: Sequence[Row]) -> list[str]:
+    """Why contenders have no time: each reason once, whatever figures it has."""
+    found: dict[tuple[str, str], list[str]] = {}
+    for row in rows:
+        for name, result in row["times"].items():
+            if "error" in result:
+                text = re.sub(rf"^(PeerError: )?({re.escape(name)}: )?", "", result["error"])
+                found.setdefault((name, re.sub(r"\d+", "", text)), []).append(textwrap.shorten(text, 200))
+    return [
+        f"{without_time(texts[0])} in {counted(len(texts), 'row')}, {name}: {texts[0]}"
+        for (name, _), texts in found.items()
+    ]
+
+
+def _untuned(rows: Sequence[Row]) -> list[str]:
+    """What equitune is where it is not tuned on this device, by the origins of :mod:`autotune.database.lookup`."""
+    others = [found for row in rows if (found := set(row.get("origins", {}).values()) - {"exact"})]
+    origins = ", ".join(sorted(set().union(*others)))
+    return [f"equitune is not tuned in {len(others)} of {counted(len(rows), 'row')}: {origins}"] if others else []
+
+
+def _restless(rows: Sequence[Row]) -> list[str]:
+    noisy = [text for row in rows if (text := _noise(row))]
+    where = f"in {len(noisy)} of {counted(len(rows), 'row')}"
+    return [f"not at rest {where}: {noisy[-1]}; compare again later, with --fresh"] if noisy else []
+
+
+def _noise(row: Row) -> str:
+    """Why not to trust the times of a row, by any of its contenders; empty if they may be trusted."""
+    return next(filter(None, (result.get("conditions", {}).get("noise") for result in row["times"].values())), "")
 
 
 def _our_time(row: Row, name: str) -> float | None:
@@ -290,7 +331,7 @@ def _with_orders(rows: Sequence[Row]) -> list[str]:
         return []
     return [
         f"with ordering of a new graph in every call: {geometric_mean(ratios):.2f} ({min(ratios):.2f}), "
-        f"{len(ratios)} rows; the ordering takes {statistics.median(shares):.2f} of a call (median)"
+        f"{counted(len(ratios), 'row')}; the ordering takes {statistics.median(shares):.2f} of a call (median)"
     ]
 
 
@@ -305,7 +346,7 @@ def _floors(rows: Sequence[Row]) -> list[str]:
         if shown and of_convolutions and ours is not None:
             groups.setdefault((where, row["pass"]), []).append(ours / row["floor_us"])
     return [
-        f"tuned time / traffic floor on {where} (float32), {which}: {geometric_mean(all_):.2f} (worst {max(all_):.2f})"
+        f"equitune / traffic floor on {where} (float32), {which}: {geometric_mean(all_):.2f} (worst {max(all_):.2f})"
         for (where, which), all_ in groups.items()
     ]
 
@@ -324,28 +365,34 @@ def _memory(rows: Sequence[Row]) -> list[str]:
 
 
 def _defaults(rows: Sequence[Row]) -> list[str]:
-    """Gain from tuning, and rows where the default is faster beyond noise: tuned in another run or on another graph."""
+    """Gain from tuning, and rows where the default is faster beyond noise: tuned in another run or on another graph.
+
+    Rows of a machine that was not at rest, and of one schedule under both names, say nothing of it.
+    """
     pairs = [(row, _our_time(row, DEFAULT), _our_time(row, OURS)) for row in rows]
     known = [(default / ours, row) for row, default, ours in pairs if default is not None and ours is not None]
     if not known:
         return []
-    lost = [(value, row) for value, row in known if value < 1 and _loses(row["times"][OURS], row["times"][DEFAULT])]
-    lines = [f"default / tuned: {geometric_mean(value for value, _ in known):.2f} (geometric mean)"]
+    lost = [(value, row) for value, row in known if value < 1 and _loses(row)]
+    lines = [f"equitune-default / equitune: {geometric_mean(value for value, _ in known):.2f} (geometric mean)"]
     if lost:
-        lines.append(f"rows where the default is faster (tune them again): {len(lost)} of {len(known)}")
+        lines.append(f"rows where the default is faster (tune them): {len(lost)} of {len(known)}")
     return lines + [f"  {value:.3f} {row_name(row)}" for value, row in sorted(lost, key=lambda item: item[0])]
 
 
-def _loses(ours: Mapping[str, Any], default: Mapping[str, Any]) -> bool:
-    mine, theirs = (result.get("samples_us", ()) for result in (ours, default))
+def _loses(row: Row) -> bool:
+    schedules = row.get("schedules", {})
+    if _noise(row) or (schedules and schedules[OURS] == schedules[DEFAULT]):
+        return False
+    mine, theirs = (row["times"][name].get("samples_us", ()) for name in (OURS, DEFAULT))
     return bool(mine and theirs) and verdict(ratio_interval(mine, theirs, paired=True), TOLERANCE) == SLOWER
 
 
 def _without(rows: Sequence[Row]) -> list[str]:
-    lines = [f"no time of the tuned kernel: {row_name(row)}" for row in rows if _our_time(row, OURS) is None]
+    lines = [f"no time of equitune: {row_name(row)}" for row in rows if _our_time(row, OURS) is None]
     lines += [f"no time of any peer: {row_name(row)}" for row in rows if fastest_peer(row) is None]
     others = Counter(name for row in rows for name in less_accurate(row))
     return lines + [
-        f"timed, but less accurate than the row asks, so not compared: {name} in {number} rows"
+        f"timed, but less accurate than the row asks, so not compared: {name} in {counted(number, 'row')}"
         for name, number in sorted(others.items())
     ]

@@ -6,6 +6,7 @@ Of stored rows of kernels ``again`` measures old ones, and ``orders`` adds the t
 from __future__ import annotations
 
 import functools
+import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -17,9 +18,11 @@ from autotune.cli.options import (
     CONFIG_HELP,
     MEASURING,
     OUTPUT,
+    PAGES_S,
     Device,
     Reports,
     Results,
+    budget_seconds,
     devices_given,
     examples,
     export_file,
@@ -62,6 +65,13 @@ Devices = Annotated[
 ]
 PeerNames = Annotated[str, typer.Option(help="all, none, or names: e3nn,cuequivariance.", rich_help_panel=MEASURING)]
 NoPeers = Annotated[bool, typer.Option("--no-peers", help="The same as --peers none.", rich_help_panel=MEASURING)]
+Budget = Annotated[
+    str | None,
+    typer.Option(
+        help="Time limit of the whole run, with units: 90s, 10m, 1h30m. The same command goes on with what is left.",
+        rich_help_panel=MEASURING,
+    ),
+]
 Seconds = Annotated[
     float | None,
     typer.Option(
@@ -101,6 +111,7 @@ def kernels(
     devices: Devices = None,
     peers: PeerNames = "all",
     no_peers: NoPeers = False,
+    budget: Budget = None,
     seconds: Seconds = None,
     fresh: Fresh = False,
     verbose: Verbose = False,
@@ -109,17 +120,20 @@ def kernels(
     results: Results = None,
     reports: Reports = None,
 ) -> None:
-    """Time default, tuned, e3nn, cuEquivariance and OpenEquivariance in one run. Nothing is searched.
+    """Time equitune, equitune-default, e3nn, cuEquivariance and OpenEquivariance in one run. Nothing is searched.
 
-    An interrupted run continues where it ended. Rows are measured again if generator, schedules or software changed.
+    equitune is what a model would load here: tuned, or without an entry the best known; a line below the table says so.
+    An interrupted run continues where it ended. Rows are measured again if generator, schedules, software or the file
+    of a peer changed.
     """
     from autotune.workload.toml_tables import config_path
 
+    limits = time.monotonic(), budget_seconds(budget)
     config_path(config)
     chosen = () if no_peers else peers_named(peers)
     seconds_each = (SHORT_S if config == "suite" else LONG_S) if seconds is None else seconds
     exports = (export_markdown, export_json)
-    _compare(config, device, devices, chosen, seconds_each, fresh, verbose, exports, results, reports)
+    _compare(config, device, devices, chosen, seconds_each, fresh, verbose, limits, exports, results, reports)
 
 
 @app.command(epilog=examples("equitune bench again 2026-11-26"))
@@ -131,6 +145,7 @@ def again(
     devices: Devices = None,
     peers: PeerNames = "all",
     no_peers: NoPeers = False,
+    budget: Budget = None,
     seconds: Seconds = None,
     verbose: Verbose = False,
     export_markdown: Markdown = None,
@@ -141,9 +156,10 @@ def again(
     """Measure all stored rows from before a date again, by one set of code."""
     from autotune.bench.kernels import parse_date
 
-    chosen = () if no_peers else peers_named(peers)
+    limits, chosen = (time.monotonic(), budget_seconds(budget)), () if no_peers else peers_named(peers)
     seconds_each, exports = SHORT_S if seconds is None else seconds, (export_markdown, export_json)
-    _compare(parse_date(before), device, devices, chosen, seconds_each, True, verbose, exports, results, reports)
+    what = parse_date(before)
+    _compare(what, device, devices, chosen, seconds_each, True, verbose, limits, exports, results, reports)
 
 
 def _compare(
@@ -154,11 +170,15 @@ def _compare(
     seconds_each: float,
     fresh: bool,
     verbose: bool,
+    limits: tuple[float, float | None],
     exports: tuple[Path | None, Path | None],
     results: Path | None,
     reports: Path | None,
 ) -> None:
-    """Compare what a config says, or stored rows from before a date; export the rows, and write the device's page."""
+    """Compare what a config says, or stored rows from before a date; export the rows, and write the device's page.
+
+    limits: when the command began, and its budget in seconds.
+    """
     # Mistakes until here are answered without torch.
     from rich.console import Console
 
@@ -180,6 +200,8 @@ def _compare(
         "fresh": fresh,
         "verbose": verbose,
         "devices": chosen,
+        "begin": limits[0],
+        "budget": None if limits[1] is None else limits[1] - PAGES_S,
     }
     rows = bench(loaded, chosen[0], folder, console=Console(), **options)
     texts: tuple[Callable[[list[Row]], str], ...] = (markdown_text, functools.partial(record_text, facts))

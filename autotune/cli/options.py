@@ -16,6 +16,8 @@ from autotune.extras import typed
 
 # The exit code after Ctrl-C.
 INTERRUPTED = 130
+# Seconds of a budget that the table and the pages at the end take.
+PAGES_S = 4.0
 
 SEARCH, SHARING, OUTPUT, MEASURING = "Search", "Sharing", "Output", "Measuring"
 

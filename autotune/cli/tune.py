@@ -30,9 +30,6 @@ app = typer.Typer(
     subcommand_metavar="CONFIG | COMMAND [ARGS]...",
 )
 
-# Seconds that the table and the pages at the end take.
-PAGES_S = 4.0
-
 Sampler = Annotated[
     str | None,
     typer.Option(help="auto, tpe, climb, gp, random, brute, or module:Class.", rich_help_panel=options.SEARCH),
@@ -208,7 +205,7 @@ def checked(
 
 def what_is_left(budget_s: float, begin: float) -> float:
     """What the tuner may use of a command's budget: less what passed since ``begin``, and its table and pages."""
-    return max(1.0, budget_s - (time.monotonic() - begin) - PAGES_S)
+    return max(1.0, budget_s - (time.monotonic() - begin) - options.PAGES_S)
 
 
 def _conclude(

@@ -14,6 +14,7 @@ from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wait
 from concurrent.futures.process import BrokenProcessPool
 from dataclasses import dataclass
+from time import monotonic
 from typing import Any
 
 from autotune.compare.comparison import Schedules
@@ -197,10 +198,11 @@ class CompileAhead:
             self.close()  # idle processes hold memory of the device
         return True
 
-    def wait_for_one(self, kinds: Sequence[Kind | None]) -> None:
-        """Wait until one of these kinds is ready."""
-        while not any([self.is_ready(kind) for kind in kinds]):
-            wait([job for kind in kinds for job in self.jobs[kind] if not job.done()], return_when=FIRST_COMPLETED)
+    def wait_for_one(self, kinds: Sequence[Kind | None], end: float | None = None) -> None:
+        """Wait until one of these kinds is ready, or until ``end``, a moment of ``time.monotonic``."""
+        while not any([self.is_ready(kind) for kind in kinds]) and (end is None or monotonic() < end):
+            jobs = [job for kind in kinds for job in self.jobs[kind] if not job.done()]
+            wait(jobs, None if end is None else max(0.0, end - monotonic()), return_when=FIRST_COMPLETED)
 
     def wait(self, say: Callable[[str], None] = lambda text: None) -> None:
         """Wait for all jobs."""

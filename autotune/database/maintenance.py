@@ -5,6 +5,7 @@ Only :func:`merge_file` changes a database, and only after it has read and check
 
 from __future__ import annotations
 
+import ast
 import functools
 import hashlib
 import importlib.metadata
@@ -215,6 +216,21 @@ def source_text(spec: Any, schedule: Knobs) -> str:
 def hash_of_text(text: str) -> str:
     """The first 16 hexadecimal digits of the text's SHA-256."""
     return hashlib.sha256(text.encode()).hexdigest()[:LENGTH]
+
+
+def statements_of(source: str) -> str:
+    """What a Python file says, without the texts that stand alone."""
+    tree = ast.parse(source)
+    for node in ast.walk(tree):
+        body = getattr(node, "body", None)
+        if isinstance(body, list):
+            node.body = [one for one in body if not _is_text(one)]  # type: ignore[attr-defined]
+    return ast.unparse(tree)
+
+
+def _is_text(statement: ast.stmt) -> bool:
+    value = statement.value if isinstance(statement, ast.Expr) else None
+    return isinstance(value, ast.Constant) and isinstance(value.value, str)
 
 
 def hash_of_entry(entry: Entry, facts: DeviceFacts) -> str:

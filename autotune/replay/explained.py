@@ -15,6 +15,7 @@ from typing import Any
 
 from autotune.errors import ConfigError
 from autotune.replay.open_formats import StudyFile
+from autotune.text import counted
 from autotune.workload.kinds.registry import kernel_kind
 from autotune.workload.workload import GraphClass
 
@@ -52,7 +53,7 @@ class Rule:
         sizes = sorted(GraphClass.parse(fact["graph_class"]).log2_edges for fact in facts)
         size = f"2^{sizes[0]}" + (f" to 2^{sizes[-1]}" if sizes[-1] > sizes[0] else "")
         first, *others = sorted({fact["label"] for fact in facts})
-        names = first if not others else f"{first} and {_counted(len(others), 'other')}"
+        names = first if not others else f"{first} and {counted(len(others), 'other')}"
         rows = kernel_kind(facts[0]["operation"]).rows[0]
         return f"{', '.join(sets)}, {size} {rows}: {names}"
 
@@ -142,8 +143,8 @@ def lines_of(found: Rules, most: int) -> Iterator[str]:
     total, shown = len(found.tried), found.rules[:most]
     covered = sum(len(rule.studies) for rule in shown)
     yield (
-        f"{found.operation} {found.direction}: {_counted(total, 'kernel')}, "
-        f"{_counted(len(found.rules), 'schedule')} within {found.near:.0%} of the best of each"
+        f"{found.operation} {found.direction}: {counted(total, 'kernel')}, "
+        f"{counted(len(found.rules), 'schedule')} within {found.near:.0%} of the best of each"
     )
     shared = found.shared if len(shown) > 1 else {}
     if shared:
@@ -151,17 +152,13 @@ def lines_of(found: Rules, most: int) -> Iterator[str]:
     for number, rule in enumerate(shown, 1):
         own = {name: value for name, value in rule.knobs.items() if name not in shared}
         ranges = {name: low if low == high else f"{low} to {high}" for name, (low, high) in rule.free.items()}
-        yield f"  {number}. {_counted(len(rule.studies), 'kernel')}, at worst {rule.worst:.3f}: {rule.where}"
+        yield f"  {number}. {counted(len(rule.studies), 'kernel')}, at worst {rule.worst:.3f}: {rule.where}"
         yield f"     {_words(own | ranges)}"
     if covered < total:
         known, untried = found.beyond(most)
         worst = f"at worst {max(known):.2f} times the best where one was tried" if known else ""
         never = f"{untried} never tried one" if untried else ""
         yield f"  the others, {total - covered} of {total}: {', '.join(text for text in (worst, never) if text)}"
-
-
-def _counted(number: int, noun: str) -> str:
-    return f"{number} {noun}" + ("s" if number != 1 else "")
 
 
 def _words(knobs: Mapping[str, Any]) -> str:

@@ -93,5 +93,5 @@ def _is_listed(
 ) -> bool:
     if (deterministic and not adapter.deterministic) or operation not in (None, *adapter.operations):
         return False
-    installed = importlib.util.find_spec(adapter.module) is not None
+    installed = not adapter.module or importlib.util.find_spec(adapter.module) is not None
     return device.type in adapter.backends and (installed or adapter.listed_if_absent)

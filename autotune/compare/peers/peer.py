@@ -9,12 +9,15 @@ from __future__ import annotations
 import dataclasses
 import functools
 import importlib
+import inspect
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
 import torch
 
+from autotune.database.maintenance import hash_of_text, statements_of
 from autotune.errors import PeerError
 from autotune.measure.kinds import measured_kind
 from autotune.measure.operations import AutogradPasses, Call, GraphOrder
@@ -80,7 +83,8 @@ class Task:
 class Adapter:
     """One peer. ``backends``, ``operations``: those it supports. ``unusable``: why it cannot run here (None if it can).
 
-    ``listed_if_absent``: whether it is listed, with the reason, if its ``module`` is not installed.
+    ``module``: what it needs beside torch, if anything. ``listed_if_absent``: whether it is listed without, with the
+    reason.
     ``warm_up_calls``: calls before its timings are steady. ``deterministic``: promises bitwise equal results.
     ``build_s``: the most seconds that it takes to compile itself.
     ``order``: what it does once for a new graph; None if it needs nothing. That edges' rows then have to be in that
@@ -98,6 +102,16 @@ class Adapter:
     operations: tuple[str, ...] = ProductKind.operations
     order: GraphOrder | None = None
     build_s: float = 0.0
+
+    @property
+    def code(self) -> str:
+        """Hash of the file that builds it; comments and docstrings do not count."""
+        return _hash_of_file(inspect.getfile(getattr(self.build, "func", self.build)))
+
+
+@functools.cache
+def _hash_of_file(path: str) -> str:
+    return hash_of_text(statements_of(Path(path).read_text(encoding="utf-8")))
 
 
 def needs(module: str, remedy: str) -> Callable[[torch.device], str | None]:

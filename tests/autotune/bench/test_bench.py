@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import io
 import json
+import types
 from pathlib import Path
 from typing import Any
 
@@ -20,10 +21,12 @@ from autotune.compare import precompile, torch_cache
 from autotune.compare.comparison import (
     HOST_ROWS,
     HOST_ROWS_OF_SLOW,
+    LEFT_OUT,
     OUR_MIN_SAMPLES,
     Answer,
     ComparisonResult,
     ComparisonSetting,
+    Result,
     _Comparison,
     run_comparison,
 )
@@ -31,6 +34,7 @@ from autotune.compare.peers.e3nn import OUT_OF_TIME
 from autotune.compare.precompile import compile_ahead, kind_of, known_failures
 from autotune.errors import ConfigError, WorkerError
 from autotune.measure.kinds import measured_kind
+from autotune.measure.timing import timing_of
 from autotune.workload.config import load_config
 from autotune.workload.kinds.registry import KINDS, kernel_kind
 from autotune.workload.workload import PASSES, Workload
@@ -91,7 +95,7 @@ def test_a_second_run_measures_nothing(tmp_path: Path, monkeypatch: pytest.Monke
     )
 
     assert runs(path, peers=("e3nn",)) == json.loads(json.dumps(rows)) and runs.comparisons == 0
-    assert "3 rows are already measured; 0 of 1 workloads remain" in runs.said
+    assert "already measured: 3 rows (--fresh measures them again); left: 0 of 1 workload\n" in runs.said
     assert runs(path, peers=()) and runs.comparisons == 0, "what was measured with more peers serves too"
 
     aside = bench_rows.bench_path(tmp_path, device_facts("cpu"))
@@ -276,3 +280,55 @@ def test_host_times_are_the_least_of_rows_taken_in_turn(monkeypatch: pytest.Monk
     assert asked[:8] == ["quick", "slow", "behind", "gone"] * 2
     counts = [asked.count(name) for name in ("quick", "slow", "behind")]
     assert counts == [HOST_ROWS, HOST_ROWS_OF_SLOW, HOST_ROWS_OF_SLOW]
+
+
+class MadeUp:
+    """Comparisons that take 40 s of a clock of their own; e3nn has the ``cell`` that is given."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch, cell: Result) -> None:
+        self.now, self.cell, self.compared, self.deadlines = 1000.0, cell, list[str](), list[float | None]()
+        monkeypatch.setattr(bench, "run_comparison", self._hold)
+        monkeypatch.setattr(bench, "time", types.SimpleNamespace(monotonic=lambda: self.now))
+
+    def _hold(self, setting: ComparisonSetting, passes: tuple[str, ...], *_: Any, **options: Any) -> ComparisonResult:
+        self.now += 40.0
+        self.compared.append(setting.workload.graph.name)
+        self.deadlines.append(options["deadline"])
+        cells = {name: Result(timing_of([1.0] * 10)) for name in ("equitune", "equitune-default")} | {"e3nn": self.cell}
+        return ComparisonResult({name: dict.fromkeys(passes, cell) for name, cell in cells.items()}, copy_bandwidth=1e9)
+
+    def __call__(self, path: Path, **options: Any) -> str:
+        """What a run says."""
+        self.compared.clear()
+        console = Console(file=io.StringIO(), width=200)
+        bench.bench(path, "cpu", path.parent, peers=("e3nn",), console=console, **options)
+        return console.file.getvalue()  # type: ignore[attr-defined]
+
+
+def test_a_row_is_measured_again_once_its_peers_code_has_changed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run, path = MadeUp(monkeypatch, Result(error="e3nn: forward disagrees")), config(tmp_path)
+    run(path)
+    assert "already measured: 3 rows (--fresh measures them again); left: 0 of 1 workload\n" in run(path)
+    assert run.compared == [], "it would fail again"
+    monkeypatch.setattr("autotune.compare.peers.peer._hash_of_file", lambda path: "another")
+    assert "failed in 3 rows, e3nn: forward disagrees" in run(path) and run.compared == ["molecule"]
+    run(path)
+    assert run.compared == []
+    run.cell = Result(error=LEFT_OUT.format("the time for comparisons was over"))
+    run(path, fresh=True)
+    run(path)
+    assert run.compared == ["molecule"], "there was no time for it"
+
+
+def test_a_budget_leaves_workloads_to_the_next_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    run = MadeUp(monkeypatch, Result(timing_of([2.0] * 10)))
+    path = config(tmp_path, 'problem = "tiny"\ngraph = ["molecule", "carbon-small", "carbon"]\n')
+    said = run(path, budget=110.0, begin=990.0)
+    assert len(run.compared) == 2 and set(run.deadlines) == {1100.0}
+    assert "[1/3, 10 s, 100 s left] tiny on " in said and "2 workloads compared; 90 s since the start" in said
+    assert "the time is up; 1 of 3 workloads left out: run the same again" in said
+    first = list(run.compared)
+    assert "the time is up" not in run(path, budget=110.0)
+    assert len(run.compared) == 1 and not set(run.compared) & set(first)

@@ -66,7 +66,7 @@ def test_each_row_is_measured_once(config: Path, capfd: pytest.CaptureFixture[st
 
     before = stored_rows(config.parent, device_facts("cpu"))
     again, said = run(config)
-    assert again == rows and "4 rows are already measured" in said
+    assert again == rows and "already measured: 4 rows" in said
     assert stored_rows(config.parent, device_facts("cpu")) == before
 
 
@@ -88,7 +88,7 @@ def test_a_device_that_falls_out_costs_its_problem_only(config: Path, monkeypatc
     kept = stored_rows(config.parent, device_facts("cpu"))
     assert 0 < len(kept) < 4
     rows, said = run(config, devices=("cpu",))
-    assert f"{len(kept)} rows are already measured" in said and len(rows) == 4
+    assert f"already measured: {len(kept)} row" in said and len(rows) == 4
     assert all(row in rows for row in kept)
 
 

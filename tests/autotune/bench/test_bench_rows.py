@@ -49,13 +49,13 @@ def test_summary_says_where_we_stand() -> None:
     ]
     text = "\n".join(summary_lines(rows))
     assert f"conv float32 forward: {(4.0 * 1.02) ** 0.5:.2f} (1.02), 2 rows" in text
-    assert "conv float32 backward: 0.99 (0.99), 1 rows" in text
+    assert "conv float32 backward: 0.99 (0.99), 1 row\n" in text
     assert "conv float32 deterministic backward: 9.00" in text, "the slow peer is the fastest with a number"
     assert "speed-up below 1.00: 1; below 1.05: 2 of 4" in text
     assert "  0.990 tiny on carbon, conv float32, backward (fast)" in text
     assert "on carbon and water (float32), forward: 2.00" in text
     assert "more memory than their fastest peer: 1 of 2" in text and "3.0 MiB, fast 1.0 MiB" in text
-    assert "default / tuned: 1.50" in text and "default is faster" not in text
+    assert "equitune-default / equitune: 1.50" in text and "default is faster" not in text
 
 
 def test_a_peer_of_less_accuracy_is_timed_but_not_compared() -> None:
@@ -71,7 +71,7 @@ def test_a_peer_of_less_accuracy_is_timed_but_not_compared() -> None:
     }
     assert (fastest_peer(asked["ieee"]), fastest_peer(asked["tf32"])) == ("slow", "fast")
     assert (SuiteRow(asked["ieee"]).ratio, SuiteRow(asked["tf32"]).ratio) == (9.0, 2.0)
-    told = "less accurate than the row asks, so not compared: fast in 1 rows"
+    told = "less accurate than the row asks, so not compared: fast in 1 row"
     assert told in "\n".join(summary_lines([*asked.values()]))
     assert told not in "\n".join(summary_lines([asked["tf32"]]))
     assert less_accurate(asked["ieee"] | {"problem": "unknown|key"}) == frozenset()
@@ -104,7 +104,7 @@ def test_markdown_has_a_line_a_row_and_the_summary() -> None:
     assert lines[3] == "| --- | --- | --- | --- | ---: | ---: | ---: | ---: |"
     assert lines[4].startswith("| tiny | carbon | conv float32 | forward | 100 \N{MICRO SIGN}s | ")
     assert lines[5].startswith("| tiny | carbon | conv float32 deterministic | backward |")
-    assert lines[5].endswith("| error |")
+    assert lines[5].endswith("| failed |")
     assert lines[7] == "```text" and lines[-1] == "```" and any("geometric mean" in line for line in lines[8:])
 
 
@@ -117,10 +117,32 @@ def test_summary_names_rows_whose_default_is_faster_beyond_noise() -> None:
         return row(times=times | {"fast": {"time_us": 200.0}})
 
     text = "\n".join(summary_lines([row(), faster(89.0, 90.0, 91.0), faster(70.0, 90.0, 110.0)]))
-    assert (
-        "rows where the default is faster (tune them again): 1 of 3\n  0.900 tiny on carbon, conv float32, forward"
-        in text
-    )
+    told = "rows where the default is faster (tune them): 1 of 3\n  0.900 tiny on carbon, conv float32, forward"
+    assert told in text and "not at rest" not in text
+    noisy, same = faster(89.0, 90.0, 91.0), faster(89.0, 90.0, 91.0)
+    noisy["times"]["fast"]["conditions"] = {"noise": "other processes kept 1.7 cores busy"}
+    same["schedules"] = dict.fromkeys(("equitune", "equitune-default"), {"forward": {"lanes": 4}})
+    text = "\n".join(summary_lines([noisy, same]))
+    assert "default is faster" not in text, "noise, and one schedule under two names"
+    assert "not at rest in 1 of 2 rows: other processes kept 1.7 cores busy; compare again later, with --fresh" in text
+
+
+def test_summary_says_each_reason_once_and_what_equitune_is() -> None:
+    def failed(reason: str, origin: str) -> dict[str, Any]:
+        found = row(peer=None, origins={"forward": origin})
+        found["times"]["fast"] = {"error": reason}
+        return found
+
+    reason = "PeerError: fast: forward disagrees with float64 e3nn by more than 0.001: g {}"
+    rows = [failed(reason.format("1.4e+00"), "default"), failed(reason.format("1.2e+00"), "exact"), row()]
+    rows.append(failed("not compared: a call takes 3 s", "predicted"))
+    lines = summary_lines(rows)
+    assert lines[:2] == [
+        "failed in 2 rows, fast: forward disagrees with float64 e3nn by more than 0.001: g 1.4e+00",
+        "left out in 1 row, fast: not compared: a call takes 3 s",
+    ]
+    assert "equitune is not tuned in 2 of 4 rows: default, predicted" in lines
+    assert lines[0] in markdown_text(rows)
 
 
 def test_summary_of_rows_without_numbers() -> None:
@@ -128,7 +150,7 @@ def test_summary_of_rows_without_numbers() -> None:
     broken["times"] = {"equitune": {"error": "x"}, "equitune-default": {"error": "x"}, "fast": {"error": "y"}}
     assert ratio(broken) is None
     text = "\n".join(summary_lines([broken]))
-    assert "no time of the tuned kernel: tiny on carbon" in text and "no time of any peer: tiny on carbon" in text
+    assert "no time of equitune: tiny on carbon" in text and "no time of any peer: tiny on carbon" in text
     assert geometric_mean([2.0, 8.0]) == pytest.approx(4.0)
 
 

@@ -350,6 +350,7 @@ def test_tune_hands_its_options_on(command: Command, monkeypatch: pytest.MonkeyP
          {"peers": ("e3nn", "cuequivariance-naive"), "seconds_each": 1.5, "fresh": True}),
         (("quick", "--no-peers"), {"peers": (), "seconds_each": 2.0, "fresh": False}),
         (("quick", "--peers", "none"), {"peers": (), "seconds_each": 2.0, "fresh": False}),
+        (("quick", "--budget", "5m"), {"peers": None, "budget": 296.0}),
     ],
 )  # fmt: skip
 def test_bench_hands_its_options_on(

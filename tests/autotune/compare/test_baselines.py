@@ -17,7 +17,7 @@ from autotune.compare.comparison import ComparisonSession, ComparisonSetting
 from autotune.compare.peers import cuequivariance as cuequivariance_peer
 from autotune.compare.peers import e3nn as e3nn_peer
 from autotune.compare.peers import openequivariance as openequivariance_peer
-from autotune.compare.peers import peers_for, usable_peers
+from autotune.compare.peers import peer_names, peers_for, usable_peers
 from autotune.compare.peers.peer import Adapter, CheckedPasses, Peer, Product, Task
 from autotune.errors import PeerError
 from autotune.measure import timing
@@ -153,7 +153,12 @@ def test_a_peer_is_called_before_its_first_sample() -> None:
 
 def test_peers_of_the_cpu_are_labelled() -> None:
     names = [peer.name for peer in peers_for(workload("equal"), "cpu")]
-    assert names == ["e3nn", "e3nn-compiled", "cuequivariance-naive"]
+    assert names[:3] == ["e3nn", "e3nn-compiled", "cuequivariance-naive"] and "cuequivariance" not in names
+
+
+def test_a_peer_of_plain_torch_needs_no_module(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(baselines, "ADAPTERS", (Adapter("plain", ("cpu",), lambda device: None, e3nn_peer.eager),))
+    assert peer_names("cpu") == ("plain",) and [peer.name for peer in peers_for(workload("equal"), "cpu")] == ["plain"]
 
 
 def test_cuequivariances_kernels_are_kept_beside_ours(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -24,7 +24,6 @@ from autotune.bench.model_rows import (
     row_lines,
     rows_path,
     signed,
-    statements_of,
     store_rows,
     stored_rows,
     table_lines,
@@ -42,6 +41,7 @@ from autotune.bench.session import (
     wrong_values,
 )
 from autotune.bench.whole_models import Request, bench_models
+from autotune.database.maintenance import statements_of
 from autotune.errors import ConfigError, DatabaseError, PeerError
 from autotune.models import replace as exchange
 from autotune.models.package import Outputs
