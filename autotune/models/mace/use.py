@@ -40,7 +40,7 @@ class MACECalculator(Stock, QuickSteps):
 
     So it follows what these arguments do to the models: ``default_dtype`` converts them, ``compile_mode`` compiles them
     at their first call, and with ``enable_cueq`` cuEquivariance computes what Equitune does not, such as the symmetric
-    contraction. ``enable_oeq`` brings nothing: it exchanges convolutions alone. Warns if no convolution is Equitune's.
+    contraction. ``enable_oeq`` brings nothing: it exchanges convolutions alone. Warns if all convolutions stay MACE's.
     What a simulation does not change stays on the device between steps (see ``autotune.models.step``), but with
     ``compile_mode`` and padding, for which MACE makes the inputs.
 
