@@ -79,7 +79,10 @@ def _fail(message: str) -> NoReturn:
 
 
 def _show_warning(message: Warning | str, category: type[Warning], *_: Any, **__: Any) -> None:
-    print(f"equitune: warning: {with_fit_texts(' '.join(str(message).split()))}", file=sys.stderr)
+    from autotune.models.package import NOISE  # it imports torch, which who warns has imported
+
+    if not str(message).startswith(NOISE):
+        print(f"equitune: warning: {with_fit_texts(' '.join(str(message).split()))}", file=sys.stderr)
 
 
 def _version(wanted: bool) -> None:
@@ -107,7 +110,7 @@ def root(
 @app.command()
 def doctor(as_json: options.Json = False) -> None:
     """Check this machine: device, compilers, versions, cache, databases, usable peers."""
-    from autotune.cli.doctor import Finding, as_data, as_table, examine, next_step
+    from autotune.cli.doctor import Finding, as_data, as_lines, as_table, examine, next_step
 
     if as_json:
         print(json.dumps(as_data(examine()), indent=1))
@@ -115,7 +118,10 @@ def doctor(as_json: options.Json = False) -> None:
     findings: list[Finding] = []
     for _, section in itertools.groupby(examine(), key=lambda finding: finding.section):
         rows = tuple(section)
-        options.print_rich(as_table(rows))
+        if sys.stdout.isatty():
+            options.print_rich(as_table(rows))
+        else:  # whole paths, for another program or an issue
+            print("\n".join(as_lines(rows)))
         findings += rows
     options.print_next(next_step(findings))
 

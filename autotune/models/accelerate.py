@@ -158,8 +158,9 @@ def _block_of(parent: torch.nn.Module | None, attribute: str) -> ConvolutionBloc
 def restore(model: Any) -> int:
     """Put e3nn's modules back where :func:`accelerate` replaced them; returns the number of places.
 
-    Changes to the replacements carry over: another weight, hooks, parametrizations, pruning, the mode. InputError for a
-    part of a model whose layout was changed as a whole.
+    Changes to the replacements carry over: another weight, hooks, parametrizations, pruning, the mode. A calculator of
+    Equitune becomes its package's, without ``acceleration`` and ``step``. InputError for a part of a model whose layout
+    was changed as a whole.
     """
     from autotune.models import radial
 

@@ -14,6 +14,7 @@ import torch
 from torch import Tensor
 from torch.fx.experimental.proxy_tensor import make_fx
 
+from autotune.models.package import require_device
 from kernelgen.ops.library import exported_for
 from kernelgen.packs.library import Exchange
 
@@ -48,12 +49,15 @@ class RankGraph:
         return Exchange(self.atoms, self.ghosts)
 
 
+_PRODUCTS = (torch.ops.aten.mm.default, torch.ops.aten.addmm.default)
+
 # Energies [atoms] or [atoms, 1] in eV.
 Energies = Callable[[RankGraph], Tensor]
 
 
 def ready_copy(model: torch.nn.Module, device: torch.device | str) -> Any:
     """A copy on a device for inference, without gradients of parameters."""
+    require_device(device)
     return copy.deepcopy(model).to(device).eval().requires_grad_(False)
 
 
@@ -92,7 +96,10 @@ def compile_energies(
         traced = make_fx(step, tracing_mode="symbolic", _allow_non_fake_inputs=True)(*inputs)
     rows, count, atoms = (torch.export.Dim(name, min=2) for name in ("rows", "edges", "atoms"))
     program = torch.export.export(traced, inputs, dynamic_shapes=({0: count}, {0: rows}, {1: count}, {0: atoms}))
+    products = [node.meta["val"] for node in program.graph.nodes if node.target in _PRODUCTS]
+    wide = any(product.dtype == torch.float64 for product in products)
     facts = {"cutoff": repr(cutoff), "elements": " ".join(elements), "device": device.type}
+    facts["products"] = "float64" if wide else "float32"
     chosen = {"cpp.threads": 1, "aot_inductor.metadata": facts} | dict(options or {})
     return write_package(program, Path(path), device, chosen)
 

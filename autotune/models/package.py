@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import importlib.util
+import re
 import warnings
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Mapping, Sequence
@@ -14,6 +15,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 import torch
 
 from autotune.errors import ConfigError
+from kernelgen.device import check_cuda
 
 if TYPE_CHECKING:
     from ase import Atoms
@@ -129,6 +131,12 @@ def quietly() -> Iterator[None]:
         for message in NOISE:
             warnings.filterwarnings("ignore", message)
         yield
+
+
+def require_device(*given: Any) -> None:
+    """ToolMissingError, with a remedy, if one of a call's arguments is a GPU and torch has none."""
+    if any(isinstance(one, str | torch.device) and re.fullmatch(r"cuda(:\d+)?", str(one)) for one in given):
+        check_cuda()
 
 
 @contextlib.contextmanager

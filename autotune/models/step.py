@@ -13,6 +13,7 @@ Each package's ``use`` module has the calculator that does so, and :func:`quicke
 from __future__ import annotations
 
 import copy
+import dataclasses
 import importlib
 import logging
 from collections.abc import Callable, Mapping, Sequence
@@ -29,6 +30,8 @@ from kernelgen.errors import InputError, UnsupportedError
 
 if TYPE_CHECKING:
     from ase import Atoms
+
+    from autotune.models.stand_ins import Acceleration
 
 LOG = logging.getLogger("equitune")
 
@@ -211,6 +214,9 @@ class QuickSteps:
     step: str = ""
     # On a GPU models are captured by themselves.
     captures: bool = True
+    # Whether they were at once.
+    _captured: bool = False
+    acceleration: Acceleration
 
     def why_stock(self) -> str:
         """Why the package's own code makes the inputs: the calculator has an option that is not known here; else ""."""
@@ -231,11 +237,18 @@ class QuickSteps:
 
     def _step_on(self, device: torch.device) -> str:
         step = f"inputs kept on {device}, neighbors{'' if device.type == 'cpu' else ' by vesin'} there"
-        if self._kept is not None and self._kept.launches:
-            return f"{step}, one launch each"
         if self._kept is not None and self._kept.refusal:
             return f"{step}, not one launch each, because {self._kept.refusal}"
-        return step
+        if device.type == "cpu":
+            return f"{step}, padded, not one launch each, because a CPU has no graphs" if self._captured else step
+        return f"{step}, one launch each" if self._kept is not None and self._kept.launches else step
+
+    def capture_at_once(self) -> None:
+        """Capture the models at their first step; the table says what that is here."""
+        _change_models(self, capture)
+        self._captured = True
+        self.steps_quickly()
+        self.acceleration = dataclasses.replace(self.acceleration, step=self.step)
 
     def kept_inputs(self) -> KeptInputs:
         cutoff, device = self.model_cutoff(), self.device  # type: ignore[attr-defined]
@@ -258,7 +271,6 @@ def quicken(calculator: Any) -> str:
     home = CALCULATORS.get(f"{kind.__module__}.{kind.__qualname__}")
     if home is not None:
         calculator.__class__ = getattr(importlib.import_module(home), kind.__name__)
-        calculator._stock_class = kind
     if not isinstance(calculator, QuickSteps):
         return ""
     calculator.steps_quickly()
@@ -266,9 +278,18 @@ def quicken(calculator: Any) -> str:
 
 
 def unquicken(calculator: Any) -> None:
-    """Give a calculator its package's class back, if :func:`quicken` changed it."""
-    kind = vars(calculator).pop("_stock_class", None)
-    if kind is not None:
-        calculator.__class__ = kind
-        calculator.__dict__.pop("_kept", None)
-        calculator.__dict__.pop("step", None)
+    """Make one of Equitune's calculators its package's, with the models themselves; a subclass keeps its class."""
+    kind = type(calculator)
+    if kind.__bases__[1:] != (QuickSteps,):
+        return
+    calculator.__class__ = kind.__bases__[0]
+    for name in ("_kept", "step", "acceleration", "captures", "_captured"):
+        vars(calculator).pop(name, None)
+    _change_models(calculator, lambda model: model.model if isinstance(model, CapturedModel) else model)
+
+
+def _change_models(calculator: Any, change: Callable[[Any], Any]) -> None:
+    if hasattr(calculator, "models"):
+        calculator.models = [change(model) for model in calculator.models]
+    else:
+        calculator.model = change(calculator.model)

@@ -38,7 +38,7 @@ write_calls(calls_in(compile_for_lammps(model, "model.pt2")), "model.pack")
 build_library("libequitune.so")
 build_plugin("equituneplugin.so")
 
-# Run. Cells have to be at least as wide as LAMMPS's margin of ghosts asks.
+# Run. Each side of the cell is longer than the model's cutoff and LAMMPS's skin together, here 4 + 2 angstrom.
 atoms = crystal() * (2, 2, 2)
 ase.io.write("atoms.data", atoms, format="lammps-data", specorder=["Si", "Ge"], masses=True)
 Path("in.lammps").write_text(INPUT)

@@ -11,7 +11,8 @@ from typing import Any
 import pytest
 import torch
 from ase import Atoms
-from lammps_runs import Built, Results, build, check_dynamics, needs_lammps, structure
+from exported import without_caches
+from lammps_runs import Built, Results, build, check_dynamics, lammps, needs_lammps, structure
 from model_cases import CUTOFF, case_of, needs
 
 from autotune.models.package import default_dtype
@@ -103,6 +104,19 @@ def test_dynamics_of_lammps_without_python(
     atoms.cell[2, 2] = height
     atoms.positions[:, 2] += lift
     check_dynamics(built, atoms, ranks, partial(package.results, built.model))
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(1800)
+@needs_lammps
+@pytest.mark.parametrize("ready", [pytest.param("mace", marks=needs("mace"))], indirect=True)
+def test_a_pack_that_is_not_named_is_said_before_the_run(ready: tuple[Package, Built]) -> None:
+    folder = ready[1].folder / "no pack"
+    folder.mkdir()
+    (folder / "in.lammps").write_text("plugin load ../equituneplugin.so\npair_style equitune ../libequitune.so\n")
+    named = without_caches(folder, folder / "model.pack")
+    with pytest.raises(AssertionError, match="EQUITUNE_PACK is not set"):
+        lammps(folder, 1, {name: value for name, value in named.items() if name != "EQUITUNE_PACK"})
 
 
 def linear() -> torch.nn.Module:

@@ -6,6 +6,7 @@ import copy
 import logging
 import pickle
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 from unittest.mock import patch
 
@@ -25,7 +26,7 @@ from autotune.models.accelerate import accelerate, restore
 from autotune.models.capture import CapturedModel
 from autotune.models.one_launch import OneLaunch
 from autotune.models.package import default_dtype
-from kernelgen.errors import InputError
+from kernelgen.errors import InputError, ToolMissingError
 
 of_all = pytest.mark.parametrize("package", [pytest.param(name, id=name, marks=needs(name)) for name in MODULES])
 ways = pytest.mark.parametrize("captured", [False, True], ids=["model", "captured"])
@@ -239,6 +240,30 @@ def test_accelerate_makes_a_stock_calculator_quick(package: str) -> None:
     assert_agree(package, quick, stock, imidazole())
 
 
+@pytest.mark.skipif(torch.cuda.is_available(), reason="a GPU is here")
+@of_all
+def test_a_gpu_that_is_not_there_is_an_error_with_advice(package: str, tmp_path: Path) -> None:
+    with pytest.raises(ToolMissingError, match="a CUDA device was asked for, but torch sees none; .* or use cpu"):
+        quick_calculator(package, device="cuda")
+    if package != "mace":
+        return
+    from autotune.models.mace.use import compile_for_lammps
+
+    with pytest.raises(ToolMissingError, match="a CUDA device was asked for, but torch sees none; .* or use cpu"):
+        compile_for_lammps(model_for("mace"), tmp_path / "model.pt2", device="cuda")
+
+
+@of_all
+@ways
+def test_restore_makes_equitunes_calculator_its_packages(package: str, captured: bool) -> None:
+    stock, quick = pair(package, captured)
+    results_of(quick, imidazole())
+    assert restore(quick) > 0 and type(quick) is type(stock)
+    assert not {"step", "acceleration", "captures", "_kept"} & set(vars(quick))
+    assert type(captured_model_of(quick)) is type(captured_model_of(stock))
+    assert_agree(package, quick, stock, slanted())
+
+
 @of_all
 def test_a_sum_of_calculators_is_taken_apart(package: str) -> None:
     stock, inner = stock_calculator(package), stock_calculator(package)
@@ -271,6 +296,8 @@ def test_without_a_neighbor_search_steps_are_stocks(
 @of_all
 def test_captured_models_take_kept_inputs(package: str) -> None:
     stock, quick = stock_calculator(package), quick_calculator(package, capture=True)
+    how = "inputs kept on cpu, neighbors there, padded, not one launch each, because a CPU has no graphs"
+    assert quick.step == quick.acceleration.step == how
     for atoms in walk(slanted(), frames=6, width=0.04):
         assert_agree(package, quick, stock, atoms)
     model = captured_model_of(quick)

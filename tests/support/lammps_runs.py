@@ -114,7 +114,9 @@ def lammps_folder() -> Path:
 def check_dynamics(ready: Built, atoms: Atoms, ranks: int, results: Callable[[Atoms], Results]) -> None:
     """LAMMPS moves the atoms on this many ranks, in a new folder; all that it says is what Python finds."""
     folder = ready.folder / f"on {ranks}"
-    run_lammps(ready.folder / "model.pack", atoms, ranks, folder)
+    said = run_lammps(ready.folder / "model.pack", atoms, ranks, folder)
+    wide = any(weight.dtype == torch.float64 for weight in ready.model.parameters())
+    assert ("start lmp with LD_PRELOAD=" in said) == wide  # this LAMMPS has a slow BLAS of its own
     energies, frames = np.loadtxt(folder / "energies.txt"), frames_in(folder / "forces.txt", atoms)
     assert len(frames) == STEPS // EVERY + 1 and np.ptp(energies[:, 2]) < 1e-3 * len(atoms)
     owners = np.array([owner for _, owner, _, _ in frames])
@@ -134,14 +136,14 @@ def check_dynamics(ready: Built, atoms: Atoms, ranks: int, results: Callable[[At
         assert np.abs(symmetric / 2 - of_box).max() <= 1e-9 * np.abs(of_box).max()
 
 
-def run_lammps(pack: Path, atoms: Atoms, ranks: int, folder: Path) -> None:
-    """Run the input above in a new folder, in processes without Python, a compiler or a cache."""
+def run_lammps(pack: Path, atoms: Atoms, ranks: int, folder: Path) -> str:
+    """What LAMMPS prints: run the input above in a new folder, in processes without Python, a compiler or a cache."""
     folder.mkdir()
     write_atoms(atoms, folder)
     printed, shares = (" ".join(f"$(c_{name}[{k}]:%.17g)" for name, k in each) for each in _PRINTED)
     text = INPUT.format(every=EVERY, steps=STEPS, pressures=printed, shares=shares)
     (folder / "in.lammps").write_text(text)
-    lammps(folder, ranks, without_caches(folder, pack) | {"OMP_NUM_THREADS": "1"})
+    return lammps(folder, ranks, without_caches(folder, pack) | {"OMP_NUM_THREADS": "1"})
 
 
 _PRINTED = (

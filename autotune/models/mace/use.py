@@ -20,11 +20,10 @@ from mace.modules import models
 from torch import Tensor
 
 from autotune.models.accelerate import accelerate
-from autotune.models.capture import capture as captured
 from autotune.models.lammps import TYPICAL_SIZE, RankGraph, compile_energies, ready_copy
 from autotune.models.mace.package import CAPTURABLE
 from autotune.models.mace.patched import forward_for_lammps
-from autotune.models.package import quietly
+from autotune.models.package import quietly, require_device
 from autotune.models.padding import triple_product
 from autotune.models.stand_ins import CONVOLUTIONS
 from autotune.models.step import KeptInputs, QuickSteps, changes_since, in_dtype, to_host
@@ -41,12 +40,13 @@ class MACECalculator(Stock, QuickSteps):
 
     So it follows what these arguments do to the models: ``default_dtype`` converts them, ``compile_mode`` compiles them
     at their first call, and with ``enable_cueq`` cuEquivariance computes what Equitune does not, such as the symmetric
-    contraction. ``enable_oeq`` brings nothing: it exchanges convolutions alone. Warns if no convolution is Equitune's.
+    contraction. ``enable_oeq`` brings nothing: it exchanges convolutions alone. Warns if all convolutions stay MACE's.
     What a simulation does not change stays on the device between steps (see ``autotune.models.step``), but with
     ``compile_mode`` and padding, for which MACE makes the inputs.
 
     capture: on a GPU each step of energies, forces and stress is one launch (see :func:`autotune.capture`). None: after
-    ten steps of the same atoms; True: at once; False: never. InputError together with ``compile_mode``.
+    ten steps of the same atoms; True: at once; False: never. On a CPU no step is: True only pads it.
+    InputError together with ``compile_mode``.
 
     acceleration: the table of what was replaced. step: how inputs are made.
     """
@@ -57,12 +57,13 @@ class MACECalculator(Stock, QuickSteps):
     def __init__(self, *arguments: Any, capture: bool | None = None, **options: Any) -> None:
         if capture and options.get("compile_mode"):
             raise InputError("capture and compile_mode are both given; expected one of them")
+        require_device(*arguments, options.get("device"))
         with quietly():
             super().__init__(*arguments, **options)
         self.acceleration = accelerate(self)
         self.captures = capture is not False and not self.use_compile
         if capture:
-            self.models = [captured(model) for model in self.models]
+            self.capture_at_once()
         places = [place for place in self.acceleration.places if place.kind == CONVOLUTIONS]
         if not any(place.replaced for place in places):
             reasons = "; ".join(dict.fromkeys(place.detail for place in places)) or "accelerate found none"

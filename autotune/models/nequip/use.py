@@ -12,8 +12,8 @@ from nequip.data.transforms import ChemicalSpeciesToAtomTypeMapper, NeighborList
 from nequip.integrations.ase import NequIPCalculator as Stock
 
 from autotune.models.accelerate import accelerate
-from autotune.models.capture import capture as captured
 from autotune.models.nequip.package import CAPTURABLE
+from autotune.models.package import require_device
 from autotune.models.step import QuickSteps, changes_since, in_dtype
 
 # Change ``from nequip.integrations.ase import NequIPCalculator`` to ``from autotune.models.nequip.use import
@@ -31,7 +31,7 @@ class NequIPCalculator(Stock, QuickSteps):
     pass through transforms that are not those of NequIP's own calculators. A compiled model stays as it is.
 
     capture: on a GPU each step of energies, forces and stress is one launch (see :func:`autotune.capture`). None: after
-    ten steps of the same atoms; True: at once; False: never.
+    ten steps of the same atoms; True: at once; False: never. On a CPU no step is: True only pads it.
 
     acceleration: the table of what was replaced. step: how inputs are made.
     """
@@ -42,12 +42,13 @@ class NequIPCalculator(Stock, QuickSteps):
     _launched: dict[str, torch.Tensor] | None = None
 
     def __init__(self, *arguments: Any, capture: bool | None = None, **options: Any) -> None:
+        require_device(*arguments, options.get("device"))
         super().__init__(*arguments, **options)
         self.acceleration = accelerate(self)
         self.acceleration.warn_without_convolutions()
         self.captures = capture is not False
         if capture:
-            self.model = captured(self.model)
+            self.capture_at_once()
 
     def why_stock(self) -> str:
         kinds = sorted(type(transform).__name__ for transform in self.transforms)

@@ -23,9 +23,8 @@ from sevenn.train.dataload import unlabeled_atoms_to_graph
 from torch import Tensor
 
 from autotune.models.accelerate import accelerate
-from autotune.models.capture import capture as captured
 from autotune.models.lammps import TYPICAL_SIZE, RankGraph, compile_energies, ready_copy
-from autotune.models.package import quietly
+from autotune.models.package import quietly, require_device
 from autotune.models.step import QuickSteps, changes_since
 from kernelgen.errors import InputError
 
@@ -49,7 +48,7 @@ class SevenNetCalculator(Stock, QuickSteps):
     What a simulation does not change stays on the device between steps (see ``autotune.models.step``).
 
     capture: on a GPU each step of energies, forces and stress is one launch (see :func:`autotune.capture`). None: after
-    ten steps of the same atoms; True: at once; False: never.
+    ten steps of the same atoms; True: at once; False: never. On a CPU no step is: True only pads it.
 
     acceleration: the table of what was replaced. step: how inputs are made.
     """
@@ -64,13 +63,14 @@ class SevenNetCalculator(Stock, QuickSteps):
                 f"{', '.join(asked)} is on, and exchanges the same convolutions as Equitune; leave it out, or take "
                 "sevenn.calculator.SevenNetCalculator"
             )
+        require_device(*arguments, options.get("device"))
         with quietly():
             super().__init__(*arguments, **options)
         self.acceleration = accelerate(self)
         self.acceleration.warn_without_convolutions()
         self.captures = capture is not False
         if capture:
-            self.model = captured(self.model)
+            self.capture_at_once()
 
     def why_stock(self) -> str:
         return ""

@@ -244,8 +244,8 @@ public:
         const auto found = by_text.find(text);
         if (found == by_text.end())
             throw std::runtime_error(
-                "equitune: no pack of this process has the operator " + text.substr(0, 400) +
-                "; write one with 'equitune pack exported MODEL.pt2 --out FILE' and name it in EQUITUNE_PACK");
+                "equitune: no pack of this process has the kernels of this model; write one with 'equitune pack exported "
+                "MODEL.pt2 --out FILE' and name it in EQUITUNE_PACK (the operator is " + text.substr(0, 80) + "...)");
         return *found->second;
     }
 

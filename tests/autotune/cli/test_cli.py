@@ -437,10 +437,16 @@ def test_doctor_table_and_json_agree(command: Command) -> None:
     assert findings["peers", "e3nn (cpu)"]["value"] == "usable"
 
     code, table, _ = command("doctor")
-    assert code == 0
+    assert code == 0 and all(row["value"] in table for row in findings.values())  # in a file no path is broken
     assert table.splitlines()[-1].startswith("next: ")
     for _, name in findings:
         assert name in table
+
+
+def test_what_torch_says_of_packages_is_not_a_warning_of_equitune(capsys: pytest.CaptureFixture[str]) -> None:
+    commands._show_warning("The TorchScript type system doesn't support instance-level annotations", UserWarning)
+    commands._show_warning("the graph is empty", UserWarning)
+    assert capsys.readouterr().err == "equitune: warning: the graph is empty\n"
 
 
 def test_doctor_survives_a_failing_probe(monkeypatch: pytest.MonkeyPatch) -> None:
