@@ -205,15 +205,21 @@ class _Subject:
     def _stock(self, dtype: str | None) -> WholeModel:
         if self.model is None:
             return open_model(self.name, device=self.device, dtype=dtype)
-        model = copy.copy(self.model)
-        return open_made(self.name, model.with_module(copy.deepcopy(model.module)), device=self.device, dtype=dtype)
+        return open_made(self.name, _copied(self.model), device=self.device, dtype=dtype)
 
 
 def _subject(model: Any, device: str, own: Mapping[str, BuildPath]) -> _Subject:
     if isinstance(model, str | os.PathLike):
         return _Subject(os.fspath(model), device, None, own)
-    whole = open_made(type(model).__name__, model, device=device)
+    whole = open_made(type(model).__name__, _copied(model), device=device)
     return _Subject(whole.name, device, whole, own)
+
+
+def _copied(model: Any) -> Any:
+    """Opening a module moves it to the device: the user's stays where it is."""
+    if isinstance(model, WholeModel):
+        return model.with_module(copy.deepcopy(model.module))
+    return copy.deepcopy(model) if isinstance(model, torch.nn.Module) else model
 
 
 # The certificate.

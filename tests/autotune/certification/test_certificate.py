@@ -246,6 +246,12 @@ def test_mistakes_say_what_was_given() -> None:
         found.path("equitune", "float64")
 
 
+def test_a_users_module_stays_on_its_device() -> None:
+    whole = net()
+    assert certificates._subject(whole, "meta", {}).model is not None
+    assert {weight.device.type for weight in whole.module.parameters()} == {"cpu"}
+
+
 def test_structures_have_all_elements_and_the_shapes_that_they_are_named_after() -> None:
     drawn = draw(SPECIES, CUTOFF, 0)
     assert set().union(*(set(one.numbers) for name, one in drawn.items() if "elements" in name)) == set(SPECIES)
