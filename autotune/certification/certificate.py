@@ -16,6 +16,7 @@ import functools
 import hashlib
 import importlib.metadata
 import json
+import math
 import os
 import statistics
 import time
@@ -32,9 +33,10 @@ from autotune.bench.rows import OURS
 from autotune.bench.session import text_of
 from autotune.certification import checks
 from autotune.certification import observations as asked
-from autotune.certification.checks import CHECKS, Case, Check, Figure
+from autotune.certification.checks import CHECKS, FAIL, PASS, REFUSED, Case, Check, Figure
 from autotune.certification.observations import Answers, Questions, Values
 from autotune.certification.structures import as_record, draw, smallest
+from autotune.certification.table import table_of
 from autotune.database.maintenance import driver_version, software_versions
 from autotune.database.store import device_record, replace_file
 from autotune.errors import ConfigError, WorkerError, unknown_name
@@ -50,7 +52,6 @@ if TYPE_CHECKING:
     from ase import Atoms
 
 SCHEMA = 1
-PASS, FAIL, REFUSED = "pass", "fail", "refused"
 # What a user calls the path whose steps are one launch.
 _SHORT = {"captured": CAPTURED}
 # Seconds that one structure may take; a path that hangs is then ended.
@@ -106,6 +107,8 @@ class PathSession:
             stock = open_stock()
             self.facts = _facts_of(stock)
             self.model, self.note = (own(stock), "") if own is not None else _built(path, stock)
+            if not isinstance(self.model, WholeModel):
+                raise TypeError(f"{path!r} returned a {type(self.model).__name__}; expected a WholeModel")
         except Exception as error:
             self.error, self.refused = text_of(error), isinstance(error, EquituneError)
 
@@ -202,15 +205,21 @@ class _Subject:
     def _stock(self, dtype: str | None) -> WholeModel:
         if self.model is None:
             return open_model(self.name, device=self.device, dtype=dtype)
-        model = copy.copy(self.model)
-        return open_made(self.name, model.with_module(copy.deepcopy(model.module)), device=self.device, dtype=dtype)
+        return open_made(self.name, _copied(self.model), device=self.device, dtype=dtype)
 
 
 def _subject(model: Any, device: str, own: Mapping[str, BuildPath]) -> _Subject:
     if isinstance(model, str | os.PathLike):
         return _Subject(os.fspath(model), device, None, own)
-    whole = open_made(type(model).__name__, model, device=device)
+    whole = open_made(type(model).__name__, _copied(model), device=device)
     return _Subject(whole.name, device, whole, own)
+
+
+def _copied(model: Any) -> Any:
+    """Opening a module moves it to the device: the user's stays where it is."""
+    if isinstance(model, WholeModel):
+        return model.with_module(copy.deepcopy(model.module))
+    return copy.deepcopy(model) if isinstance(model, torch.nn.Module) else model
 
 
 # The certificate.
@@ -220,18 +229,20 @@ def _subject(model: Any, device: str, own: Mapping[str, BuildPath]) -> _Subject:
 class Certificate:
     """record: plain data, which grows while paths are measured.
 
-    ``model``, ``device``, ``software``, ``seed`` and others say what was certified, where. ``structures`` are complete,
-    by name; ``left_out`` says why stock does not compute others. Each of ``paths`` has a ``verdict`` (pass, fail or
-    refused), a ``reason``, ``refused`` and ``failed`` (structures without values, and why), ``seconds``, ``checks``:
-    by name the worst ``value``, its ``limit``, ``stock``'s own figure, ``mev_per_atom``, the ``structure``, and of a
-    failure ``failed_on`` and the ``smallest`` structure that shows it. None stands for what is not finite.
+    ``model``, ``device``, ``software``, ``seed``, ``asked`` and others say what was certified, where. ``structures``
+    are complete, by name; ``left_out`` says why stock does not compute others. Each of ``paths`` has a ``verdict``
+    (pass, fail or refused), a ``reason``, ``refused`` and ``failed`` (structures without values, and why), ``seconds``,
+    ``differences`` from the reference (the largest ``energy`` in eV/atom and ``forces`` in eV/Å), ``checks``: by name
+    the ``value`` that is closest to its ``limit``, ``stock``'s own figure, ``mev_per_atom``, the ``structure``, and of
+    a failure ``failed_on``; the first that fails has the ``smallest`` structure that shows it. None stands for what is
+    not finite.
     """
 
     record: Record
 
     @property
     def passed(self) -> bool:
-        """Whether something besides stock was measured, and nothing failed."""
+        """Whether a path besides stock passed, and none failed; refused paths do not count."""
         verdicts = [path["verdict"] for path in self.record["paths"]]
         besides_stock = [path["verdict"] for path in self.record["paths"] if path["path"] != STOCK]
         return FAIL not in verdicts and PASS in besides_stock
@@ -272,8 +283,11 @@ def certify(
     paths: names (``equitune``, ``captured``, ``cuequivariance``, ``openequivariance``, other contenders); or
     by name a function that makes the model by a path of your own from a stock WholeModel, None for a known path.
     All known ones if none is named. Named models are opened in a process for each path, objects and functions in this.
-    dtypes: precisions of the paths. device: cpu, cuda or cuda:N. seed: of structures, rotations and displacements.
-    effort: quick, normal or thorough. on_path: called with the growing certificate after each path.
+    dtypes: precisions of the paths. device: cpu, cuda or cuda:N; unlike the command, a GPU is not taken unasked.
+    seed: of structures, rotations and displacements. effort: quick, normal or thorough.
+    on_path: called with the growing certificate after each path.
+
+    Nothing is written: ``certificate.save`` writes the record, ``autotune.report.write_certificate`` the page.
 
     Raises ConfigError for a model that cannot be opened, or unknown names; InputError for structures that stock refuses
     all.
@@ -347,6 +361,7 @@ class _Run:
             raise InputError(f"stock computes none of the structures: {left_out}")
         self.record["structures"] = {name: as_record(atoms) for name, atoms in self.structures.items()}
         self.record["left_out"] = left_out
+        self.record["asked"] = {"paths": list(self.paths), "dtypes": list(self.dtypes)}
         self.record["paths"] = []
 
     def _add_exact(self, name: str) -> None:
@@ -448,6 +463,10 @@ class _Run:
         worst: dict[str, tuple[float, Record]] = {}
         wrong: dict[str, list[str]] = {}
         figures = {name: checks.all_figures(case) for name, case in cases.items()}
+        row["differences"] = {
+            quantity: _plain(max((one.value for of in figures.values() for one in of[quantity]), default=math.nan))
+            for quantity in ("energy", "forces")
+        }
         in_batch = self._in_batch(path, dtype, cases, row)
         if path == STOCK:
             self.own[dtype] = {name: checks.stocks_own(case, in_batch.get(name, ())) for name, case in cases.items()}
@@ -594,64 +613,5 @@ def _provenance(subject: _Subject, opened: Mapping[str, Any], seed: int, effort:
         "seed": seed,
         "effort": effort,
         "reference": f"stock in {reference}",
-        "limits": {"floor": checks.FLOOR, "factor": checks.FACTOR},
+        "limits": {"floor": checks.FLOOR, "factor": checks.FACTOR, "other_factors": checks.OTHER_FACTORS},
     }
-
-
-# The table in a terminal.
-
-
-def table_of(record: Mapping[str, Any]) -> str:
-    """A line for each path and precision: its verdict, its worst figure, and what that means for an atom."""
-    import io
-
-    from rich import box
-    from rich.console import Console
-    from rich.table import Table
-
-    model = record["model"]
-    title = (
-        f"{model['name']} ({model['package']}, {len(model['species'])} elements, cutoff {model['cutoff']:g} Å) on "
-        f"{record['device']['name']}: {len(record['structures'])} structures, beside {record['reference']}"
-    )
-    table = Table(title=title, box=box.SIMPLE_HEAD, title_justify="left")
-    for name in ("path", "precision", "verdict", "closest to its limit"):
-        table.add_column(name, no_wrap=True)
-    for name in ("figure", "limit", "stock's own", "meV an atom"):
-        table.add_column(name, justify="right", no_wrap=True)
-    table.add_column("on")
-    for row in record["paths"]:
-        worst = sorted(row["checks"].items(), key=lambda item: -_order(item[1]["of_limit"]))
-        shown = [item for item in worst if item[1]["verdict"] == FAIL] or worst[:1]
-        head = (row["path"], row["dtype"], row["verdict"])
-        for place, (name, cell) in enumerate(shown):
-            table.add_row(*(head if place == 0 else ("", "", "")), name, *_cell_texts(cell))
-        if not shown:
-            table.add_row(*head, row["reason"][:200])
-        elif row["failed"]:
-            table.add_row("", "", "", "; ".join(f"{name}: {text}" for name, text in row["failed"].items())[:200])
-    out = io.StringIO()
-    Console(file=out, width=1000, no_color=True, markup=False, emoji=False).print(table)
-    lines = [line.rstrip() for line in out.getvalue().splitlines()]
-    notes = {(row["path"], row["note"]) for row in record["paths"] if row["path"] == STOCK and row["note"]}
-    lines += [f"{path}: {note}" for path, note in sorted(notes)]
-    lines += [f"left out: {name}: {reason}" for name, reason in record["left_out"].items()]
-    return "\n".join(lines).strip("\n")
-
-
-def _order(ratio: float | None) -> float:
-    return float("inf") if ratio is None else ratio
-
-
-def _cell_texts(cell: Mapping[str, Any]) -> tuple[str, ...]:
-    def text(value: float | None) -> str:
-        return "–" if value is None else f"{value:.1e}"
-
-    shown = cell.get("smallest", cell)
-    where = (
-        cell["structure"]
-        if "smallest" not in cell
-        else f"{shown['structure']}, {shown['atoms']} atoms: {shown['formula']}"
-    )
-    value = "not finite" if cell["value"] is None else f"{cell['value']:.1e} {cell['unit']}"
-    return value, text(cell["limit"]), text(cell["stock"]), text(cell["mev_per_atom"]), where

@@ -3,8 +3,8 @@
 A figure is the largest difference of one quantity. Its limit is the largest of
 
 - ``FLOOR`` of the path's dtype times the size of the quantity on this structure,
-- ``FACTOR`` times the same figure of stock in the path's dtype on this structure,
-- ``FACTOR`` times that of stock on the median structure, by size.
+- ``FACTOR`` (2 of NVE drift) times the same figure of stock in the path's dtype on this structure,
+- as many times that of stock on the median structure, by size.
 
 So a path in float32 may be as far from stock in float64 as stock in float32 is, some times, and no further.
 """
@@ -20,6 +20,7 @@ import numpy as np
 from autotune.certification import observations as asked
 from autotune.certification.observations import Answers, Questions, Values
 
+PASS, FAIL, REFUSED = "pass", "fail", "refused"
 FLOOR = {"float32": 2e-6, "float64": 1e-10}
 FACTOR = 8.0
 # A quantity is of this size at least: an isolated atom has a small energy, whose parts are as large as any.
@@ -243,6 +244,7 @@ CHECKS = (
 # Not of a single structure.
 BATCH = Check("batch", "structures have the same values in a batch", (asked.GIVEN,), lambda case: [])
 NAMES = tuple(check.name for check in (*CHECKS, BATCH))
+OTHER_FACTORS = {check.name: check.factor for check in CHECKS if check.factor != FACTOR}
 # The stock figures that say how exact stock is itself where it cannot be compared with a better one.
 _NOISE = ("translation", "rotation", "permutation")
 # Beyond it, relative to its size, a change is none of rounding.

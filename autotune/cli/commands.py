@@ -1,7 +1,8 @@
 """The ``equitune`` command: reads arguments, calls the other modules, prints text and returns an exit code.
 
-Exit codes: 0 done, 1 a certificate that failed, 2 a deliberate error (one line on standard error), 130 interrupted. A
-traceback means a bug. Slow imports are inside the commands, so that ``equitune --help`` answers at once.
+Exit codes: 0 done, 1 a certificate that failed or was refused, 2 a deliberate error (one line on standard error),
+130 interrupted. A traceback means a bug. Slow imports are inside the commands, so that ``equitune --help`` answers at
+once.
 """
 
 from __future__ import annotations
@@ -137,24 +138,40 @@ app.add_typer(cli_bench.app, name="bench")
     )
 )
 def certify(
-    name: options.ModelName,
+    model: options.ModelName,
     structure: Annotated[
         list[str] | None,
         typer.Option(help="A file that ase reads, or a name such as mof; may be repeated. Default: drawn structures."),
     ] = None,
     paths: Annotated[
         str | None,
-        typer.Option(help="Such as equitune,captured,cuequivariance,openequivariance. Default: all of the package."),
+        typer.Option(
+            help="Such as equitune,captured,cuequivariance,openequivariance. Exit code 1 if one of them is refused. "
+            "Default: all of the package."
+        ),
     ] = None,
     dtype: Annotated[str, typer.Option(help="float64, float32, or both with a comma.")] = "float64,float32",
     device: options.Device = None,
-    quick: Annotated[bool, typer.Option("--quick", help="Fewer directions, runs and steps.")] = False,
-    thorough: Annotated[bool, typer.Option("--thorough", help="More of them, such as 500 steps.")] = False,
+    quick: Annotated[bool, typer.Option("--quick", help="3 runs and 6 steps in place of 10 and 20.")] = False,
+    thorough: Annotated[bool, typer.Option("--thorough", help="500 steps, 8 directions in place of 2.")] = False,
     seed: Annotated[int, typer.Option(help="Of the structures, rotations and displacements.")] = 0,
-    results: options.Results = None,
-    reports: options.Reports = None,
+    results: Annotated[
+        Path | None,
+        typer.Option(
+            help="The record goes to certificates/ in this folder. Default: results/ of a checkout, else "
+            "$EQUITUNE_DATABASE or the platform's data folder.",
+            rich_help_panel=options.OUTPUT,
+        ),
+    ] = None,
+    reports: Annotated[
+        Path | None,
+        typer.Option(
+            help="Folder of the page. Default: reports/ of a checkout, or reports/ in the folder of the results.",
+            rich_help_panel=options.OUTPUT,
+        ),
+    ] = None,
 ) -> None:
-    """Prove that each path of a model is the same potential as stock in float64; exit code 1 if one is not."""
+    """Compare each path of a model with stock in float64, on drawn structures or yours; exit code 1 if one differs."""
     from autotune.errors import ConfigError
     from autotune.workload.toml_tables import check_seed
 
@@ -164,23 +181,26 @@ def certify(
     # Mistakes until here are answered without torch.
     from autotune.certification.certificate import Certificate
     from autotune.certification.certificate import certify as measure
+    from autotune.certification.checks import REFUSED
     from autotune.certification.structures import read
+    from autotune.certification.table import verdict_text
     from autotune.paths import reports_dir
     from autotune.report import write_certificate
     from autotune.report.certificate import page_name
 
     on, folder = options.resolve_device(device), options.results_folder(results) / "certificates"
+    named = options.peers_named(paths or "none") or ()
     folder.mkdir(parents=True, exist_ok=True)
 
     def keep(certificate: Certificate) -> None:
         row = certificate.record["paths"][-1]
-        print(f"{row['path']}, {row['dtype']}: {row['verdict']} ({row['seconds']:.0f} s)", flush=True)
+        print(f"{row['path']}, {row['dtype']}: {verdict_text(row)} ({row['seconds']:.0f} s)", flush=True)
         certificate.save(folder / f"{page_name(certificate.record)}.json")
 
     certificate = measure(
-        name,
+        model,
         read(structure) if structure else None,
-        paths=options.peers_named(paths or "none") or (),
+        paths=named,
         dtypes=tuple(word.strip() for word in dtype.split(",")),
         device=on,
         seed=seed,
@@ -190,7 +210,10 @@ def certify(
     print(certificate)
     print(f"record: {folder / page_name(certificate.record)}.json")
     print(f"page: {write_certificate(certificate.record, reports or reports_dir(folder.parent))}")
-    if not certificate.passed:
+    refused = [row for row in certificate.record["paths"] if named and row["verdict"] == REFUSED]
+    for row in refused:
+        print(f"not certified: {row['path']} in {row['dtype']}, which --paths names, is refused")
+    if refused or not certificate.passed:
         raise typer.Exit(FAILED)
 
 

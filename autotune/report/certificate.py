@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import hashlib
 import io
+import json
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from autotune.certification.checks import BATCH, CHECKS
+from autotune.certification.checks import BATCH, CHECKS, FAIL, PASS, REFUSED
 from autotune.certification.structures import from_record
+from autotune.certification.table import beside, difference_texts, verdict_text, without_values
 from autotune.report.render import Page, Section, render
 from autotune.text import MISSING, TUNED, contender_name
 
@@ -19,7 +22,6 @@ SECTIONS = (
     Section("figures", "All figures", "certificate_figures.html"),
     Section("provenance", "Provenance", "certificate_provenance.html"),
 )
-PASS, FAIL = "pass", "fail"
 _KINDS = {FAIL: "failed"}
 
 
@@ -46,12 +48,19 @@ class Figure:
 
 @dataclass(frozen=True)
 class Verdict:
-    """One path in one precision. worst: the check that is closest to its limit, or the first that fails."""
+    """One path in one precision. worst: the check that is closest to its limit, or the first that fails.
+
+    energy, forces: the largest differences from the reference. lacking: what has no values, and why.
+    """
 
     path: str
     dtype: str
     verdict: str
+    text: str
+    energy: str
+    forces: str
     reason: str
+    lacking: list[str]
     note: str
     worst: Figure | None
     figures: tuple[Figure, ...]
@@ -73,7 +82,7 @@ def build_certificate(record: Mapping[str, Any], name: str) -> Page:
         sentence=sentence(record),
         verdicts=verdicts,
         failing=[figure for verdict in verdicts for figure in verdict.figures if figure.verdict == FAIL],
-        unable=[verdict for verdict in verdicts if verdict.verdict == FAIL and verdict.reason],
+        unable=[verdict for verdict in verdicts if verdict.lacking],
         says=[(check.name, check.says) for check in (*CHECKS, BATCH)],
         structures=[(name, one["formula"], len(one["numbers"])) for name, one in record["structures"].items()],
         left_out=list(record["left_out"].items()),
@@ -85,19 +94,30 @@ def build_certificate(record: Mapping[str, Any], name: str) -> Page:
 
 
 def page_name(record: Mapping[str, Any]) -> str:
-    """Of the model, its weights and the device: ``certificate-my-model-1f0c2a-nvidia-h200``."""
-    words = f"certificate {record['model']['name']} {record['model']['weights'][:6]} {record['device']['slug']}"
+    """Of the model, its weights, the device and a hash: ``certificate-my-model-1f0c2a-nvidia-h200-9b3d07``.
+
+    The hash is of structures, seed, effort, paths and dtypes.
+    """
+    asked = [record.get(name) for name in ("structures", "seed", "effort", "asked")] + list(record["left_out"])
+    question = hashlib.sha256(json.dumps(asked, sort_keys=True).encode()).hexdigest()[:6]
+    model, device = record["model"], record["device"]
+    words = f"certificate {model['name']} {model['weights'][:6]} {device['slug']} {question}"
     return re.sub(r"[^a-z0-9]+", "-", words.lower()).strip("-")
 
 
 def sentence(record: Mapping[str, Any]) -> str:
     """The result in plain words."""
     texts = []
-    for verdict, words in ((PASS, "the same potential"), (FAIL, "not the same potential"), ("refused", "refused")):
-        named = [f"{_name(row['path'])} in {row['dtype']}" for row in record["paths"] if row["verdict"] == verdict]
+    for verdict, words in (
+        (PASS, "the same potential"),
+        (FAIL, "not the same potential"),
+        ("fail (error)", "an error"),
+        (REFUSED, "refused"),
+    ):
+        named = [f"{_name(row['path'])} in {row['dtype']}" for row in record["paths"] if verdict_text(row) == verdict]
         if named:
             texts.append(f"{', '.join(named)}: {words}.")
-    return f"Beside {record['reference']}, on {len(record['structures'])} structures. {' '.join(texts)}"
+    return f"On {beside(record)}. {' '.join(texts)}"
 
 
 def _name(path: str) -> str:
@@ -108,7 +128,18 @@ def _verdict(row: Mapping[str, Any]) -> Verdict:
     figures = tuple(_figure(row, name, cell) for name, cell in row["checks"].items())
     ordered = sorted(figures, key=lambda figure: (figure.verdict != FAIL, -figure.of_limit))
     worst = ordered[0] if ordered else None
-    return Verdict(row["path"], row["dtype"], row["verdict"], row["reason"], row["note"], worst, figures)
+    return Verdict(
+        row["path"],
+        row["dtype"],
+        row["verdict"],
+        verdict_text(row),
+        *difference_texts(row),
+        row["reason"],
+        without_values(row),
+        row["note"],
+        worst,
+        figures,
+    )
 
 
 def _figure(row: Mapping[str, Any], check: str, cell: Mapping[str, Any]) -> Figure:

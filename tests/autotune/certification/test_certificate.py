@@ -121,6 +121,7 @@ def test_a_path_that_raises_names_the_structures_and_keeps_the_others(planted: C
     assert found["verdict"] == FAIL
     assert set(found["failed"]) == {"isolated atom", "no edges"}
     assert "IndexError: index 0 is out of bounds" in found["reason"]
+    assert "no edges in float64 fails on isolated atom, no edges: IndexError" in str(planted)
     assert found["checks"]["energy"]["verdict"] == PASS
 
 
@@ -140,6 +141,16 @@ def test_the_table_says_what_fails_and_on_what(planted: Certificate) -> None:
     assert "eV/atom" in str(planted) and "made-up net" in lines[0]
 
 
+def test_the_table_says_how_far_a_path_is_from_the_reference(planted: Certificate) -> None:
+    right, wrong = (planted.path(path, "float64")["differences"] for path in (RIGHT, "a coupling's sign"))
+    for quantity in ("energy", "forces"):
+        assert wrong[quantity] >= planted.path("a coupling's sign", "float64")["checks"][quantity]["value"]
+        assert right[quantity] < 1e-10
+    assert planted.path("stock", "float64")["differences"] == {"energy": 0.0, "forces": 0.0}
+    line = next(line for line in str(planted).splitlines() if "a coupling's sign" in line)
+    assert f"{1e3 * wrong['energy']:.1e}" in line and f"{wrong['forces']:.1e}" in line
+
+
 def refused(model: WholeModel) -> WholeModel:
     raise PeerError("it has no kernel for this model")
 
@@ -149,7 +160,7 @@ def raises_later(model: WholeModel) -> WholeModel:
 
 
 def test_a_refusal_is_neither_a_pass_nor_a_failure() -> None:
-    paths = {"refused": refused, "broken": raises_later, RIGHT: reordered}
+    paths = {"refused": refused, "broken": raises_later, "a module": lambda model: model.module, RIGHT: reordered}
     seen: list[str] = []
     molecule = {"molecule": draw(SPECIES, CUTOFF, 0)["molecule"]}
     found = certify(
@@ -160,11 +171,15 @@ def test_a_refusal_is_neither_a_pass_nor_a_failure() -> None:
         effort="quick",
         on_path=lambda c: seen.append(c.record["paths"][-1]["path"]),
     )
-    assert seen == ["stock", "refused", "broken", RIGHT]
+    assert seen == ["stock", "refused", "broken", "a module", RIGHT]
     assert found.path("refused", "float64")["verdict"] == REFUSED
     assert found.path("refused", "float64")["reason"] == "it has no kernel for this model"
     assert found.path("broken", "float64")["verdict"] == FAIL
     assert found.path("broken", "float64")["reason"] == "RuntimeError: out of order"
+    assert "'a module' returned a Net; expected a WholeModel" in found.path("a module", "float64")["reason"]
+    table = str(found)
+    assert "fail (error)" in table and "broken in float64 cannot be opened: RuntimeError: out of order" in table
+    assert "refused in float64 is refused: it has no kernel for this model" in table and ": 1 structure, " in table
     assert found.path(RIGHT, "float64")["verdict"] == PASS
     only = certify(net(), molecule, paths={"refused": refused}, dtypes=("float64",), effort="quick")
     assert not only.passed, "nothing was certified"
@@ -229,6 +244,12 @@ def test_mistakes_say_what_was_given() -> None:
     found = certify(net(), molecule, paths={RIGHT: reordered}, dtypes=("float64",), effort="quick")
     with pytest.raises(InputError, match="has no path 'equitune' in 'float64'; it has stock in float64"):
         found.path("equitune", "float64")
+
+
+def test_a_users_module_stays_on_its_device() -> None:
+    whole = net()
+    assert certificates._subject(whole, "meta", {}).model is not None
+    assert {weight.device.type for weight in whole.module.parameters()} == {"cpu"}
 
 
 def test_structures_have_all_elements_and_the_shapes_that_they_are_named_after() -> None:

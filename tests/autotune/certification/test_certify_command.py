@@ -13,6 +13,7 @@ from autotune.certification.certificate import Certificate, certify
 from autotune.certification.structures import draw
 from autotune.cli import main
 from autotune.report import write_certificate
+from autotune.report.certificate import page_name
 
 MODEL = "certified_net:net_for_commands"
 
@@ -51,6 +52,22 @@ def test_what_is_not_certified_fails(molecule: str, tmp_path: Path, capsys: pyte
     assert "weights are formed in registers on a GPU only" in capsys.readouterr().out
 
 
+def test_a_named_path_that_is_refused_fails_beside_a_pass(
+    molecule: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    words = ("--structure", molecule, "--dtype", "float64", "--quick", "--device", "cpu", "--results", str(tmp_path))
+    assert exit_code(MODEL, *words, "--paths", "equitune,equitune-fused") == 1
+    assert "not certified: equitune-fused in float64, which --paths names, is refused" in capsys.readouterr().out
+
+
+def test_other_questions_have_other_files(failed: Certificate) -> None:
+    record = failed.record
+    asked = {"seed": 1, "effort": "normal", "structures": {}, "asked": {"paths": ["planted"], "dtypes": ["float32"]}}
+    others = [record | {name: value} for name, value in asked.items()]
+    assert len({page_name(one) for one in (record, *others)}) == 5
+    assert page_name(record | {"made": "later", "paths": []}) == page_name(record)
+
+
 @pytest.mark.parametrize(
     ("words", "said"),
     [
@@ -78,7 +95,8 @@ def failed() -> Certificate:
 def test_the_page_says_what_fails_and_gives_the_structure(failed: Certificate, tmp_path: Path) -> None:
     page = write_certificate(failed.record, tmp_path)
     text = page.read_text()
-    assert "planted in float64: not the same potential" in text
+    assert "planted in float64: not the same potential" in text and "On 1 structure, beside stock in float64" in text
+    assert "8 times (NVE drift: 2 times) the figure" in text
     assert "planted, float64: energy" in text and "Properties=species:S:1:pos:R:3" in text.replace("&#34;", '"')
     assert "&lt;liquid&gt;" in text and "<liquid>" not in text
     assert text.count('<tr><th scope="row">') > 20
