@@ -158,7 +158,7 @@ def model(
     opened = open_named(name, structure, on, dtype, training)
     if opened.replaced:
         print(opened.replaced, flush=True)
-    left = (seconds or DEFAULT_BUDGET_S) - (time.monotonic() - begin)
+    left = what_is_left(seconds or DEFAULT_BUDGET_S, begin)
     of_model: dict[str, Any] = {"name": opened.name, "graph": opened.graph, "on_found": _say_what_is_left}
 
     def tuned(stopped: Callable[[], bool]) -> ModelTuning:
