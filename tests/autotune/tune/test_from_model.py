@@ -17,6 +17,7 @@ from autotune.database.misses import Request
 from autotune.errors import ConfigError
 from autotune.search.study import Study
 from autotune.tune import model as run
+from autotune.tune import model_passes
 from autotune.tune import run as tuner
 from autotune.tune.model import tune_model
 from autotune.tune.model_passes import (
@@ -41,6 +42,7 @@ from autotune.tune.run import TimeBudget
 from autotune.workload.config import TuneConfig, load_all
 from autotune.workload.graphs import EdgesAlone, GivenEdges, NodesAlone, RandomNeighbours, build_graph
 from autotune.workload.workload import Workload
+from kernelgen.compat import o3
 from kernelgen.device import device_facts
 from kernelgen.errors import InputError
 from kernelgen.kernels.product.schedule import HostSchedule
@@ -224,6 +226,15 @@ def test_a_model_without_our_kernels_is_an_error() -> None:
         tune_model(torch.nn.Linear(3, 1), torch.ones(2, 3))
     with pytest.raises(InputError, match="model is of type str"):
         tune_model("my.model", torch.ones(2, 3))  # type: ignore[arg-type]
+
+
+def test_a_missing_compiler_is_named(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setenv("CXX", "no-such-compiler")
+    monkeypatch.setenv("EQUITUNE_CACHE", str(tmp_path))
+    product = o3.FullTensorProduct("1x0e+1x1o", "1x0e+1x1o")
+    monkeypatch.setattr(model_passes, "returned_by", lambda text: (torch.nn.Sequential(product), torch.ones(1)))
+    with pytest.raises(InputError, match="no part of the model is Equitune's: .*no C.. compiler"):
+        open_named("mine:net", None, "cpu", None, training=False)
 
 
 @pytest.mark.slow
