@@ -45,6 +45,12 @@ Patience = Annotated[
         rich_help_panel=options.SEARCH,
     ),
 ]
+Shared = Annotated[
+    bool,
+    typer.Option(
+        "--shared", help="Share studies with other tuners of this results folder.", rich_help_panel=options.SHARING
+    ),
+]
 Storage = Annotated[
     str | None,
     typer.Option(
@@ -78,12 +84,7 @@ def tune_config(
             help="Run one tuner on each device: all, 0,1 or cpu,cpu (to try it).", rich_help_panel=options.SHARING
         ),
     ] = None,
-    shared: Annotated[
-        bool,
-        typer.Option(
-            "--shared", help="Share studies with other tuners of this results folder.", rich_help_panel=options.SHARING
-        ),
-    ] = False,
+    shared: Shared = False,
     storage: Storage = None,
     peers: Annotated[
         bool | None,
@@ -141,6 +142,7 @@ def model(
     sampler: Sampler = None,
     seed: Seed = 0,
     patience: Patience = None,
+    shared: Shared = False,
     storage: Storage = None,
     peers: options.Peers = False,
     results: options.Results = None,
@@ -149,8 +151,8 @@ def model(
     """Tune what a model runs on a structure, and print its times before and after."""
     begin = time.monotonic()
     seconds = checked(budget, trials, sampler, seed, patience)
-    search = {"trials": trials, "sampler": sampler, "storage": storage, "seed": seed, "patience": patience}
-    search["with_peers"] = peers
+    search: dict[str, Any] = {"trials": trials, "sampler": sampler, "storage": storage, "seed": seed}
+    search |= {"patience": patience, "with_peers": peers, "tuners": 1 if shared else None}
     from autotune.tune.model import DEFAULT_BUDGET_S, tune_passes
     from autotune.tune.model_passes import open_named
 
@@ -175,6 +177,7 @@ def misses(
     sampler: Sampler = None,
     seed: Seed = 0,
     patience: Patience = None,
+    shared: Shared = False,
     storage: Storage = None,
     peers: options.Peers = False,
     results: options.Results = None,
@@ -183,8 +186,8 @@ def misses(
     """Tune what running models asked for and did not find."""
     begin = time.monotonic()
     seconds = checked(budget, trials, sampler, seed, patience)
-    search = {"trials": trials, "sampler": sampler, "storage": storage, "seed": seed, "patience": patience}
-    search["with_peers"] = peers
+    search: dict[str, Any] = {"trials": trials, "sampler": sampler, "storage": storage, "seed": seed}
+    search |= {"patience": patience, "with_peers": peers, "tuners": 1 if shared else None}
     from autotune.tune.model import DEFAULT_BUDGET_S, tune_misses
 
     on, folder = options.resolve_device(device), options.results_folder(results)

@@ -79,7 +79,11 @@ ELSEWHERE = {"name": "mof", "edges": 11873, "nodes": 424}
         ({"trials": trials(4), "date": DATES[1]}, False, "ours has more finished trials (9, not 4)"),
         ({"trials": trials(17), "date": "2026-11-19T12:00:00+00:00"}, False, f"ours is newer ({DATES[0]})"),
         ({"date": DATES[1], "time_us": 9000.0}, True, f"theirs is newer ({DATES[1]})"),
-        ({"date": DATES[1], **SLOWER}, False, "ours is faster (1.50\N{NO-BREAK SPACE}ms, not 1.80\N{NO-BREAK SPACE}ms)"),
+        (
+            {"date": DATES[1], **SLOWER},
+            False,
+            "ours is faster (1.50\N{NO-BREAK SPACE}ms, not 1.80\N{NO-BREAK SPACE}ms)",
+        ),
         ({"date": DATES[1], "trials": trials(18), **SLOWER}, True, "theirs has more finished trials (18, not 9)"),
         ({"date": DATES[1], "graph": ELSEWHERE, **SLOWER}, True, f"theirs is newer ({DATES[1]})"),
     ],
