@@ -160,11 +160,11 @@ def model(
     opened = open_named(name, structure, on, dtype, training)
     if opened.replaced:
         print(opened.replaced, flush=True)
-    left = what_is_left(seconds or DEFAULT_BUDGET_S, begin)
+    left = (seconds or DEFAULT_BUDGET_S) - (time.monotonic() - begin)
     of_model: dict[str, Any] = {"name": opened.name, "graph": opened.graph, "on_found": _say_what_is_left}
 
     def tuned(stopped: Callable[[], bool]) -> ModelTuning:
-        return tune_passes(opened.model, opened.passes, left, search, folder, stopped=stopped, **of_model)
+        return tune_passes(opened.model, opened.passes, left - PAGES_S, search, folder, stopped=stopped, **of_model)
 
     _conclude(tuned, on, folder, reports)
 

@@ -105,7 +105,8 @@ def tune(
         jobs[0].comes_first = True
         while jobs:
             if not jobs[0].comes_first and fewest_trials and time_budget.is_spent(fewest_trials, jobs[0].workload):
-                progress.note(f"the time is up; {len(jobs)} of {len(workloads)} workloads are left")
+                left = sum(not job.looks_again for job in jobs)  # the others' tuners publish the rest
+                progress.note(f"the time is up; {left} of {len(workloads)} workloads are left")
                 break
             job = jobs.popleft()
             published, interrupted = job.run(path, record, time_budget)
