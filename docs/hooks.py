@@ -339,7 +339,7 @@ def _command_text(command: Any, name: str, depth: int) -> list[str]:
 def _option_row(option: Any) -> tuple[str, str]:
     """Its names, and its help with choices and default."""
     if not option.opts[0].startswith("-"):
-        return f"`{option.name.upper()}`", _prose(option.help)
+        return f"`{option.metavar or option.name.upper()}`", _prose(option.help)
     told = [_prose(option.help)] if option.help else []
     choices = [one for one in get_args(option.type_descriptor.annotation) if isinstance(one, str)]
     if choices:

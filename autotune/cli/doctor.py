@@ -6,8 +6,10 @@ comes first, so it is there at once, and even if torch cannot be imported.
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import importlib.metadata
+import os
 import platform
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
@@ -125,9 +127,26 @@ def _gpus() -> Iterator[tuple[str, str, str]]:
 
 def _host_compiler() -> Iterator[tuple[str, str, str]]:
     from kernelgen.compile.host import try_host_compiler
+    from kernelgen.errors import EquituneError
 
-    compiler = try_host_compiler()
+    try:
+        compiler = try_host_compiler()
+    except EquituneError as error:
+        state = "absent" if _runs_without_a_compiler() else "problem"
+        yield "C++", f"{' '.join(str(error).split())} (only kernels for a CPU are compiled by it)", state
+        return
     yield "C++", f"{compiler.path} {compiler.version}", "ok"
+
+
+def _runs_without_a_compiler() -> bool:
+    """Whether kernels run on a GPU here, or come from packs; a torch that cannot be imported has its own row."""
+    if os.environ.get("EQUITUNE_PACK") or os.environ.get("EQUITUNE_PACKS"):
+        return True
+    with contextlib.suppress(Exception):
+        import torch
+
+        return torch.cuda.is_available()
+    return False
 
 
 def _nvrtc() -> Iterator[tuple[str, str, str]]:

@@ -42,6 +42,12 @@ Patience = Annotated[
         rich_help_panel=options.SEARCH,
     ),
 ]
+Shared = Annotated[
+    bool,
+    typer.Option(
+        "--shared", help="Share studies with other tuners of this results folder.", rich_help_panel=options.SHARING
+    ),
+]
 Storage = Annotated[
     str | None,
     typer.Option(
@@ -75,12 +81,7 @@ def tune_config(
             help="Run one tuner on each device: all, 0,1 or cpu,cpu (to try it).", rich_help_panel=options.SHARING
         ),
     ] = None,
-    shared: Annotated[
-        bool,
-        typer.Option(
-            "--shared", help="Share studies with other tuners of this results folder.", rich_help_panel=options.SHARING
-        ),
-    ] = False,
+    shared: Shared = False,
     storage: Storage = None,
     peers: Annotated[
         bool | None,
@@ -138,6 +139,7 @@ def model(
     sampler: Sampler = None,
     seed: Seed = 0,
     patience: Patience = None,
+    shared: Shared = False,
     storage: Storage = None,
     peers: options.Peers = False,
     results: options.Results = None,
@@ -146,8 +148,8 @@ def model(
     """Tune what a model runs on a structure, and print its times before and after."""
     begin = time.monotonic()
     seconds = checked(budget, trials, sampler, seed, patience)
-    search = {"trials": trials, "sampler": sampler, "storage": storage, "seed": seed, "patience": patience}
-    search["with_peers"] = peers
+    search: dict[str, Any] = {"trials": trials, "sampler": sampler, "storage": storage, "seed": seed}
+    search |= {"patience": patience, "with_peers": peers, "tuners": 1 if shared else None}
     from autotune.tune.model import DEFAULT_BUDGET_S, tune_passes
     from autotune.tune.model_passes import open_named
 
@@ -159,7 +161,7 @@ def model(
     of_model: dict[str, Any] = {"name": opened.name, "graph": opened.graph, "on_found": _say_what_is_left}
 
     def tuned(stopped: Callable[[], bool]) -> ModelTuning:
-        return tune_passes(opened.model, opened.passes, left, search, folder, stopped=stopped, **of_model)
+        return tune_passes(opened.model, opened.passes, left - PAGES_S, search, folder, stopped=stopped, **of_model)
 
     _conclude(tuned, on, folder, reports)
 
@@ -172,6 +174,7 @@ def misses(
     sampler: Sampler = None,
     seed: Seed = 0,
     patience: Patience = None,
+    shared: Shared = False,
     storage: Storage = None,
     peers: options.Peers = False,
     results: options.Results = None,
@@ -180,8 +183,8 @@ def misses(
     """Tune what running models asked for and did not find."""
     begin = time.monotonic()
     seconds = checked(budget, trials, sampler, seed, patience)
-    search = {"trials": trials, "sampler": sampler, "storage": storage, "seed": seed, "patience": patience}
-    search["with_peers"] = peers
+    search: dict[str, Any] = {"trials": trials, "sampler": sampler, "storage": storage, "seed": seed}
+    search |= {"patience": patience, "with_peers": peers, "tuners": 1 if shared else None}
     from autotune.tune.model import DEFAULT_BUDGET_S, tune_misses
 
     on, folder = options.resolve_device(device), options.results_folder(results)

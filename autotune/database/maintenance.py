@@ -24,6 +24,7 @@ from autotune.database.entry import Entry
 from autotune.database.lookup import find_schedule
 from autotune.database.store import Database, Table, database_path, read_table, replace_file, to_text
 from autotune.errors import DatabaseError
+from autotune.text import time_text
 from autotune.workload.kinds.registry import kernel_kind
 from kernelgen.device import DeviceFacts, cuda_facts
 from kernelgen.errors import EquituneError
@@ -133,7 +134,8 @@ def merge_entry(entry: Entry, database: Database, generator: str = GENERATOR_VER
 def preferred(ours: Entry, theirs: Entry, generator: str = GENERATOR_VERSION) -> tuple[bool, str]:
     """Whether ``theirs`` replaces ``ours``, and why.
 
-    An entry of the present generator wins; then one with at least twice the finished trials; then the newer one.
+    An entry of the present generator wins; then one with at least twice the finished trials; then one that is faster on
+    a graph of the same size, beyond the middle halves of both entries' samples; then the newer one.
     """
     present = ours.generator == generator, theirs.generator == generator
     if present[0] != present[1]:
@@ -142,8 +144,17 @@ def preferred(ours: Entry, theirs: Entry, generator: str = GENERATOR_VERSION) ->
     if max(trials) >= MORE_TRIALS * max(1, min(trials)):
         taken = trials[1] > trials[0]
         return taken, f"{'theirs' if taken else 'ours'} has more finished trials ({max(trials)}, not {min(trials)})"
+    if _is_faster(theirs, ours) or _is_faster(ours, theirs):
+        taken = _is_faster(theirs, ours)
+        times = [time_text(entry.time_us) for entry in ((theirs, ours) if taken else (ours, theirs))]
+        return taken, f"{'theirs' if taken else 'ours'} is faster ({times[0]}, not {times[1]})"
     taken = theirs.date > ours.date
     return taken, f"{'theirs' if taken else 'ours'} is newer ({max(ours.date, theirs.date)})"
+
+
+def _is_faster(one: Entry, other: Entry) -> bool:
+    sizes = [[entry.graph[name] for name in ("edges", "nodes")] for entry in (one, other)]
+    return sizes[0] == sizes[1] and one.q3_us < other.q1_us
 
 
 def _copy_trials(entry: Entry, source: Path, database: Path) -> None:

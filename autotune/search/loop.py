@@ -50,6 +50,7 @@ def search(
     trials: int | None = None,
     deadline: float | None = None,
     fewest: int = 1,
+    latest: float | None = None,
     patience: int | None = None,
     overlap: bool = False,
     workers: int = 1,
@@ -60,16 +61,16 @@ def search(
     """Returns ``trials``, ``time``, ``patience``, ``exhausted`` or ``interrupted`` (Ctrl-C).
 
     trials: stop at this number of finished trials, those of earlier runs included. deadline: in ``time.monotonic()``;
-    the first ``fewest`` trials are measured in any case (the first is the default schedule). patience: stop after this
-    many trials without a gain (:attr:`Study.stale`). overlap: compile while the device measures (on a CPU compilers
-    would disturb the timing). workers: number of parallel compilers. prune: skip kernels that cannot win according to
-    the compiler's report. pool: where compilations run, by default threads.
+    the first ``fewest`` trials (the default schedule is the first) are measured until ``latest``, by default in any
+    case. patience: stop after this many trials without a gain (:attr:`Study.stale`). overlap: compile while the device
+    measures (on a CPU compilers would disturb the timing). workers: number of parallel compilers. prune: skip kernels
+    that cannot win according to the compiler's report. pool: where compilations run, by default threads.
     """
     ahead: Ahead = deque()
     pool = pool or ThreadPoolExecutor(workers)
     try:
         while trials is None or len(study.finished) < trials:
-            limit = deadline if len(study.finished) >= fewest else None
+            limit = deadline if len(study.finished) >= fewest else latest
             if limit is not None and time.monotonic() >= limit:
                 return "time"
             if patience is not None and study.stale >= patience:

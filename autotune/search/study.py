@@ -13,6 +13,7 @@ from __future__ import annotations
 import dataclasses
 import math
 import random
+import statistics
 import warnings
 from collections import deque
 from collections.abc import Iterable, Iterator
@@ -248,6 +249,12 @@ class Study(Findings):
         self._tell(proposal.trial, line)
         self.refresh()
         return line
+
+    def trial_s(self, compilers: int) -> float:
+        """Seconds that a trial takes, without starts and waiting: the median of compiling and measuring."""
+        lines = self.finished.values()
+        seconds = [line.get("compile_s", 0.0) / compilers + line.get("measure_s", 0.0) for line in lines]
+        return statistics.median(seconds) if seconds else 0.0
 
     def drop(self, proposal: Proposal) -> None:
         """Discard a proposal that was not measured; it may be proposed again later."""

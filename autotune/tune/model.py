@@ -66,7 +66,8 @@ class ModelTuning:
     """What a model runs here and how it is tuned; prints as a table.
 
     before, after: every kernel that the model runs, with what it loaded then and loads now. places: by problem, names
-    of the modules. times: of the model's passes; empty if nothing was tuned or the run was interrupted.
+    of the modules. times: of the model's passes; empty if nothing was tuned or the run was interrupted. note: what was
+    left out, and why.
     """
 
     name: str
@@ -75,6 +76,7 @@ class ModelTuning:
     after: tuple[Need, ...]
     places: Mapping[str, Sequence[str]]
     times: tuple[PassTimes, ...] = ()
+    note: str = ""
 
     @property
     def left(self) -> int:
@@ -82,7 +84,8 @@ class ModelTuning:
         return sum(not need.is_tuned for need in self.after)
 
     def __str__(self) -> str:
-        return as_text(self.name, self.device, self.before, self.after, self.places, self.times)
+        text = as_text(self.name, self.device, self.before, self.after, self.places, self.times)
+        return f"{text}\n{self.note}" if self.note else text
 
 
 def tune_model(
@@ -171,6 +174,8 @@ def tune_passes(
         found = replace(found, after=after)
         if stopped() or not any(need.is_tuned and not old.is_tuned for old, need in zip(before, after, strict=True)):
             return found
+        if time.monotonic() - begin + fewest > seconds:
+            return replace(found, note="the model was not timed again: the budget is used up")
         return replace(found, times=tuple(compare(passes, model, loaded, device, kept / len(passes))))
 
 

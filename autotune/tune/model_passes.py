@@ -85,9 +85,14 @@ def _with_inputs(text: str, made: tuple[Any, ...], structure: str | None, traini
 
 
 def _accelerated(model: torch.nn.Module) -> str:
-    """Replace what can be replaced, and say what was; empty for a model of Equitune's own modules."""
+    """Replace what can be replaced, and say what was; empty for a model of Equitune's own modules.
+
+    InputError with the cause if nothing could be, such as a missing compiler.
+    """
     found = accelerate(model)
     own = any(isinstance(module, TunedModule | TunedRows) for _, module in every_module(model))
+    if found.places and not found.replaced and not own:
+        raise InputError(f"no part of the model is Equitune's: {found.places[0].detail}")
     return "" if own and not found.places else str(found).splitlines()[0]
 
 

@@ -86,8 +86,9 @@ def tune(
     it works alone. with_peers: whether to compare with the peers too, not only with the default schedule; by
     default with those for which a third of the budget suffices. patience: end a search after this many trials in a row
     without a gain of 1%; by default ``PATIENCE`` of the backend.
-    fewest_trials: search each direction by at least as many trials, and leave workloads for which the budget is too
-    short then to a later run. By default each workload gets at least one trial a direction and a comparison.
+    fewest_trials: search each direction by at least as many trials, the first workload's also if the budget ends
+    before, and leave workloads for which the budget is too short then to a later run. By default each workload gets at
+    least one trial a direction and a comparison.
     """
     settings, workloads = resolve(
         config, device, budget, trials, sampler, storage, seed, results_dir, with_peers, patience, tuners
@@ -101,10 +102,11 @@ def tune(
         problems = list(dict.fromkeys(workload.problem for workload in workloads))
         nearest = {problem: tuple(problems[number : number + 2]) for number, problem in enumerate(problems)}
         jobs = deque(_Job(each, settings, pairs, nearest[each.problem], progress, fewest_trials) for each in workloads)
+        jobs[0].comes_first = True
         while jobs:
-            begun = len(jobs) < len(workloads)
-            if begun and fewest_trials and time_budget.is_spent(fewest_trials, jobs[0].workload):
-                progress.note(f"the time is up; {len(jobs)} of {len(workloads)} workloads are left")
+            if not jobs[0].comes_first and fewest_trials and time_budget.is_spent(fewest_trials, jobs[0].workload):
+                left = sum(not job.looks_again for job in jobs)  # the others' tuners publish the rest
+                progress.note(f"the time is up; {left} of {len(workloads)} workloads are left")
                 break
             job = jobs.popleft()
             published, interrupted = job.run(path, record, time_budget)
@@ -141,6 +143,8 @@ class _Job:
         self.studies: dict[str, Study] = {}
         # Directions whose search has ended, and was not interrupted.
         self.searched: list[str] = []
+        # Whether it is searched by the fewest trials even after the end of the budget.
+        self.comes_first = False
         # left: others were expected to publish. looks_again: the second look, which does not search.
         self.left, self.looks_again = False, False
         # When the comparison should end; it leaves out peers that do not fit.
@@ -156,8 +160,11 @@ class _Job:
             interrupted = self._search_directions(end_of_searches, stack)
             searched = time.monotonic()
             self.left = not self._is_last(wait=not interrupted)
+            if self.trial_s:
+                time_budget.setup_s, time_budget.trial_s = self.setup_s, self.trial_s
             if self.left:
-                progress.note(f"{workload.label}: another tuner is still working on it and will publish it")
+                if not self.looks_again:
+                    progress.note(f"{workload.label}: another tuner is still working on it and will publish it")
                 return [], interrupted
             database = Database.load(path, record)
             ready = {name: s for name, s in self.studies.items() if name in self.searched or not self.fewest_trials}
@@ -173,11 +180,10 @@ class _Job:
                 return [], True
             compared = time.monotonic()
         time_budget.comparison_s = compared - searched
-        time_budget.setup_s, time_budget.trial_s = self.setup_s, self.trial_s
         if self.out_of_time:
             tried = min(len(self.studies[direction].finished) for direction in self.out_of_time)
-            wanted_s = self.setup_s + self.trial_s * GOOD_TRIALS * len(workload.directions)
-            if advice := time_budget.advice(tried, wanted_s):
+            search_s = GOOD_TRIALS * sum(study.trial_s(self.settings.compilers) for study in self.studies.values())
+            if advice := time_budget.advice(tried, search_s):
                 progress.note(f"{workload.label}: {advice}")
         name = f"{workload.label} on {workload.graph.name}, {workload.operation} {workload.dtype}"
         shares = f"search {searched - begin:.1f} s, comparison {compared - searched:.1f} s"
@@ -248,12 +254,13 @@ class _Job:
                     for following in workload.directions[index + 1 : index + 2]:
                         compilers.compile(*first_schedules(workload, following, self.settings))
                 begin, before = time.monotonic(), len(study.finished)
-                how = (self.settings, deadline, self.progress, self.fewest_trials or 1)
+                fewest, latest = self.fewest_trials or 1, None if self.comes_first else self.progress.end
+                how = (self.settings, deadline, self.progress, fewest, latest if self.fewest_trials else None)
                 ended = search_direction(study, worker, workload, direction, *how)
                 if ended == "interrupted":
                     raise KeyboardInterrupt
                 self.out_of_time += [direction] if ended == "time" else []
-                self.searched.append(direction)
+                self.searched += [direction] if ended != "time" or len(study.finished) >= fewest else []
                 tried = max(1, len(study.finished) - before)
                 self.trial_s = max(self.trial_s, (time.monotonic() - begin) / tried)
         except KeyboardInterrupt:
@@ -346,8 +353,9 @@ def search_direction(
     deadline: float | None,
     progress: Progress,
     fewest: int,
+    latest: float | None = None,
 ) -> str:
-    """Search one direction; returns why it ended. ``deadline``, ``fewest``: as for ``search``."""
+    """Search one direction; returns why it ended. ``deadline``, ``fewest``, ``latest``: as for ``search``."""
     measure = Measurer(worker, direction, SAMPLING_S[settings.facts.backend])
     progress.start(f"{workload.label} {direction}", study, settings.trials)
     end = search(
@@ -357,6 +365,7 @@ def search_direction(
         trials=settings.trials,
         deadline=deadline,
         fewest=fewest,
+        latest=latest,
         patience=settings.patience,
         overlap=settings.facts.backend == "cuda",
         workers=proposals_ahead(study.sampler, settings.compilers),

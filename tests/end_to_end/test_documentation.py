@@ -306,6 +306,11 @@ def test_each_table_of_the_pages_is_made() -> None:
         assert len(lines) > 2 and len({line.count(" | ") for line in lines if "---" not in line}) == 1, name
 
 
+def test_commands_name_arguments_as_their_help_does() -> None:
+    _, certify = hooks().TABLES["commands"]().split("`equitune certify`", 1)
+    assert "| `MODEL` |" in certify.split("## `", 1)[0]
+
+
 def test_gains_of_a_model_are_those_of_its_rows() -> None:
     """MACE-MP-0 medium's by hand: the fastest other path's time over ours, on four structures."""
     rows = json.loads((ROOT / "results" / "models" / "nvidia-h200.json").read_text())["rows"]

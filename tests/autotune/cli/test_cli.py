@@ -451,12 +451,23 @@ def test_what_torch_says_of_packages_is_not_a_warning_of_equitune(capsys: pytest
 
 def test_doctor_survives_a_failing_probe(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("CXX", "no-such-compiler")
+    monkeypatch.setattr("torch.cuda.is_available", lambda: False)
     found = [finding for finding in doctor.examine() if finding.section == "compilers"]
-    assert (found[0].name, found[0].state) == ("host_compiler", "problem")
+    assert (found[0].name, found[0].state) == ("C++", "problem")
     assert "no-such-compiler" in found[0].value
     assert found[1].name == "NVRTC"
     assert doctor.next_step(tuple(found)) == "fix each row marked problem, then type equitune doctor"
     assert doctor.next_step(()).startswith("equitune tune quick")
+
+
+@pytest.mark.parametrize("where", ["GPU", "pack"])
+def test_no_compiler_is_no_problem_where_none_is_needed(monkeypatch: pytest.MonkeyPatch, where: str) -> None:
+    monkeypatch.setenv("CXX", "no-such-compiler")
+    monkeypatch.setattr("torch.cuda.is_available", lambda: where == "GPU")
+    if where == "pack":
+        monkeypatch.setenv("EQUITUNE_PACK", "my.pack")
+    ((name, value, state),) = doctor._host_compiler()
+    assert (name, state) == ("C++", "absent") and "only kernels for a CPU are compiled by it" in value
 
 
 def test_doctor_needs_no_torch_for_its_first_rows() -> None:

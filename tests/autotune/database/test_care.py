@@ -66,6 +66,11 @@ def test_an_entry_whose_source_did_not_change_is_not_stale() -> None:
     assert Entry.from_dict(known.to_dict()) == known and "source" not in entry().to_dict()
 
 
+# A time beyond the middle half of the sample entry's, which ends at 1700; a graph of the same class.
+SLOWER = {"time_us": 1800.0, "q1_us": 1750.0, "q3_us": 1900.0}
+ELSEWHERE = {"name": "mof", "edges": 11873, "nodes": 424}
+
+
 @pytest.mark.parametrize(
     "theirs, taken, reason",
     [
@@ -74,6 +79,13 @@ def test_an_entry_whose_source_did_not_change_is_not_stale() -> None:
         ({"trials": trials(4), "date": DATES[1]}, False, "ours has more finished trials (9, not 4)"),
         ({"trials": trials(17), "date": "2026-11-19T12:00:00+00:00"}, False, f"ours is newer ({DATES[0]})"),
         ({"date": DATES[1], "time_us": 9000.0}, True, f"theirs is newer ({DATES[1]})"),
+        (
+            {"date": DATES[1], **SLOWER},
+            False,
+            "ours is faster (1.50\N{NO-BREAK SPACE}ms, not 1.80\N{NO-BREAK SPACE}ms)",
+        ),
+        ({"date": DATES[1], "trials": trials(18), **SLOWER}, True, "theirs has more finished trials (18, not 9)"),
+        ({"date": DATES[1], "graph": ELSEWHERE, **SLOWER}, True, f"theirs is newer ({DATES[1]})"),
     ],
 )
 def test_the_better_measured_of_two_entries(theirs: dict[str, Any], taken: bool, reason: str) -> None:

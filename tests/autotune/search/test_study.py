@@ -149,6 +149,8 @@ def test_the_fewest_trials_do_not_wait_for_the_deadline(space: Space, path: Path
     with make_study(space, path) as again:
         assert run(again, deadline=0.0, fewest=5) == "time"
         assert len(again.finished) == 5, "trials of earlier runs count"
+        assert run(again, deadline=0.0, fewest=9, latest=0.0) == "time"
+        assert len(again.finished) == 5, "the latest end holds for the fewest too"
 
 
 def test_choice_of_sampler(space: Space, cuda_space: Space) -> None:

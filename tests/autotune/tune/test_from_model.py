@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import time
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -14,7 +15,10 @@ from small_net import EDGES, NODES, SmallNet, batch
 
 from autotune.database.misses import Request
 from autotune.errors import ConfigError
+from autotune.search.study import Study
 from autotune.tune import model as run
+from autotune.tune import model_passes
+from autotune.tune import run as tuner
 from autotune.tune.model import tune_model
 from autotune.tune.model_passes import (
     CALL,
@@ -35,9 +39,10 @@ from autotune.tune.model_passes import (
     workloads_for,
 )
 from autotune.tune.run import TimeBudget
-from autotune.workload.config import load_all
+from autotune.workload.config import TuneConfig, load_all
 from autotune.workload.graphs import EdgesAlone, GivenEdges, NodesAlone, RandomNeighbours, build_graph
 from autotune.workload.workload import Workload
+from kernelgen.compat import o3
 from kernelgen.device import device_facts
 from kernelgen.errors import InputError
 from kernelgen.kernels.product.schedule import HostSchedule
@@ -51,6 +56,17 @@ def recording_of(model: torch.nn.Module, training: bool = False, given: Any = No
         for call in passes_of(model, batch() if given is None else given, training).values():
             call()
     return recording
+
+
+def publish_one(folder: Path) -> Any:
+    """What stands for ``tune``: it publishes the first direction of the only workload."""
+
+    def tune(config: Any, *_: Any, **__: Any) -> None:
+        (workload,) = config.workloads
+        problem, direction = workload.problem.key, workload.directions[0]
+        store(folder, FACTS, entry(problem=problem, direction=direction, graph_class=workload.graph_class().text))
+
+    return tune
 
 
 def directions(recording: Recording) -> list[str]:
@@ -212,10 +228,19 @@ def test_a_model_without_our_kernels_is_an_error() -> None:
         tune_model("my.model", torch.ones(2, 3))  # type: ignore[arg-type]
 
 
+def test_a_missing_compiler_is_named(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setenv("CXX", "no-such-compiler")
+    monkeypatch.setenv("EQUITUNE_CACHE", str(tmp_path))
+    product = o3.FullTensorProduct("1x0e+1x1o", "1x0e+1x1o")
+    monkeypatch.setattr(model_passes, "returned_by", lambda text: (torch.nn.Sequential(product), torch.ones(1)))
+    with pytest.raises(InputError, match="no part of the model is Equitune's: .*no C.. compiler"):
+        open_named("mine:net", None, "cpu", None, training=False)
+
+
 @pytest.mark.slow
 def test_a_model_is_tuned_once(shipped: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     model, given, results = SmallNet(), batch(), tmp_path / "own"
-    first = tune_model(model, given, budget="20s", trials=1, sampler="random", results=results, graph="box")
+    first = tune_model(model, given, budget="2m", trials=1, sampler="random", results=results, graph="box")
     assert [need.found.origin for need in first.before] == ["default", "default"]
     assert first.left == 0 and [times.name for times in first.times] == [ENERGIES]
     text = str(first)
@@ -245,13 +270,40 @@ def test_what_does_not_fit_into_the_budget_is_left_to_a_later_run(shipped: Path)
     assert not TimeBudget(None, 2, comparison_s=1e9).is_spent(8, workload)
 
 
-def test_after_an_interruption_nothing_more_is_timed(shipped: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    def publish_one(config: Any, *_: Any, **__: Any) -> None:
-        (workload,) = config.workloads
-        problem, direction = workload.problem.key, workload.directions[0]
-        store(shipped, FACTS, entry(problem=problem, direction=direction, graph_class=workload.graph_class().text))
+def test_nothing_begins_after_the_budget_though_another_tuner_has_the_first(
+    shipped: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (first,) = workloads_for(needs_of(recording_of(SmallNet()).requests, FACTS), "box")
+    begun: list[str] = []
 
-    monkeypatch.setattr(run, "tune", publish_one)
+    def left_to_another(job: Any, *_: Any) -> tuple[list[Any], bool]:
+        begun.append(job.workload.label)
+        job.left = True
+        return [], False
+
+    monkeypatch.setattr(tuner._Job, "run", left_to_another)
+    config = TuneConfig(tmp_path / "a model", (first, dataclasses.replace(first, label="second")))
+    tuner.tune(config, "cpu", 1e-9, results_dir=tmp_path, fewest_trials=8)
+    assert begun == [first.label]
+    assert "the time is up; 1 of 2 workloads are left" in capsys.readouterr().err
+
+
+def test_a_model_is_not_timed_again_after_the_budget(shipped: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(run, "tune", publish_one(shipped))
+    model = SmallNet()
+    found = run.tune_passes(model, passes_of(model, batch()), 1e-9, {}, name="m", graph="g")
+    assert found.times == () and str(found).endswith("the model was not timed again: the budget is used up")
+
+
+def test_a_longer_budget_is_named_by_what_trials_take() -> None:
+    """Not by the start, nor by one trial that waited."""
+    lines = [{"compile_s": 2.0, "measure_s": 1.0}] * 4 + [{"compile_s": 0.0, "measure_s": 300.0}]
+    study: Any = SimpleNamespace(finished=dict(enumerate(lines)))
+    assert Study.trial_s(study, compilers=2) == 2.0
+
+
+def test_after_an_interruption_nothing_more_is_timed(shipped: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(run, "tune", publish_one(shipped))
     model = SmallNet()
     passes = passes_of(model, batch())
     found = run.tune_passes(model, passes, 10.0, {}, name="m", graph="g", stopped=lambda: True)

@@ -9,6 +9,8 @@ import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 import torch
@@ -21,6 +23,7 @@ from autotune.database import trials as trial_records
 from autotune.database.store import read_table
 from autotune.errors import ConfigError
 from autotune.measure.worker import _alone, devices_named, on_each
+from autotune.tune.model import ModelTuning
 from autotune.tune.run import begun_elsewhere
 from autotune.tune.settings import resolve
 from autotune.workload.config import load_config
@@ -113,6 +116,23 @@ def test_the_command_hands_devices_on(
     ((config, devices, *options),) = received
     assert config.workloads[0].label == "tiny" and devices == ["cpu"] * (2 if "," in given[1] else 1)
     assert options == [None, 7, None, None, 0, tmp_path, None, None]
+
+
+def test_tuners_of_a_model_may_share_a_folder(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    searches: list[dict[str, Any]] = []
+    opened = SimpleNamespace(name="m", model=None, passes={}, graph="g", replaced="")
+    monkeypatch.setattr("autotune.tune.model_passes.open_named", lambda *_: opened)
+
+    def tune_passes(model: Any, passes: Any, seconds: float, search: dict[str, Any], *_: Any, **__: Any) -> ModelTuning:
+        searches.append(search)
+        return ModelTuning("m", "cpu", (), (), {})
+
+    monkeypatch.setattr("autotune.tune.model.tune_passes", tune_passes)
+    for given in ((), ("--shared",)):
+        with pytest.raises(SystemExit) as ended:
+            commands.main(["tune", "model", "my.model", "--device", "cpu", "--results", str(tmp_path), *given])
+        assert ended.value.code == 0
+    assert [search["tuners"] for search in searches] == [None, 1]
 
 
 def test_each_tuner_begins_at_another_workload(tmp_path: Path) -> None:
