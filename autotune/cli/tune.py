@@ -244,4 +244,6 @@ def show_misses(device: str) -> None:
 
 
 def _say_what_is_left(found: ModelTuning) -> None:
-    print(f"{found.name}: {len(found.before)} kernels, {found.left} not tuned on {found.device}", flush=True)
+    new = sum(not need.is_tuned for need in found.before)
+    more = f", {found.left - new} to go on with" if found.left > new else ""
+    print(f"{found.name}: {len(found.before)} kernels, {new} not tuned{more} on {found.device}", flush=True)

@@ -41,6 +41,7 @@ from autotune.workload.workload import Workload
 from kernelgen.device import device_facts
 from kernelgen.errors import InputError
 from kernelgen.kernels.product.schedule import HostSchedule
+from kernelgen.version import GENERATOR_VERSION
 from kernelgen.watchers import WATCHERS
 
 FACTS = device_facts("cpu")
@@ -145,6 +146,23 @@ def test_directions_of_one_kernel_make_one_workload_and_tuned_ones_are_left_out(
     }
     order = Workload("x", workload.problem, "conv", workload.graph).directions
     assert list(workload.directions) == sorted(workload.directions, key=order.index), "as in a whole search"
+
+
+def test_a_kernel_of_too_few_trials_is_gone_on_with(shipped: Path) -> None:
+    requests = recording_of(SmallNet()).requests
+    for request in requests:
+        count = 8 if request.direction == "forward" else 40
+        trials = {"file": "", "count": count, "ok": count, "ended": "time"}
+        store(shipped, FACTS, tuned(request, generator=GENERATOR_VERSION, trials=trials))
+    needs = needs_of(requests, FACTS)
+    assert all(need.is_tuned for need in needs)
+    (workload,) = workloads_for(needs, "box")
+    assert workload.directions == ("forward",)
+    found = run.ModelTuning("m", "cpu", needs, needs, {})
+    assert found.left == 1 and "tuned already: too few trials (8)" in str(found)
+    assert "0 not tuned; 1 not finished" in str(found) and "nothing is left" not in str(found)
+    more = workloads_for(needs_of(requests, FACTS, trials=50), "box")
+    assert more[0].directions == ("forward", "backward"), "the user wants more trials"
 
 
 def test_convolutions_come_first_and_names_do_not_depend_on_the_model() -> None:
