@@ -262,11 +262,23 @@ def as_text(
     counts = f"{len(after)} kernels: {tuned} tuned before, {now} tuned now, {left} not tuned"
     counts += f"; {again} gone on with" if again else ""
     counts += f"; {unfinished} not finished" if unfinished else ""
-    lines = [f"{name} on {device}", *_kernels(before, after, places), counts]
+    table = _kernels(before, after, places)
+    shown = [line for line in opaque_names(after) if any(line.split()[0] in row for row in table)]
+    lines = [f"{name} on {device}", *table, *shown, counts]
     lines += [_sentence(one) for one in times]
     if not left and not unfinished:
         lines.append("nothing is left to tune here")
     return "\n".join(lines)
+
+
+def opaque_names(needs: Iterable[Need]) -> list[str]:
+    """What problems are that have no name but one made from their key: ``conv-e0609b66 is 32x0e x 1x0e -> 32x0e``."""
+    names, found = {problem: name for name, problem in load_all().items()}, dict[str, None]()
+    for need in needs:
+        problem, operation = problem_from_key(need.request.problem), need.request.operation
+        if problem not in names:
+            found[f"{label_of(problem, operation, names)} is {kernel_kind(operation).describe(problem)[0]}"] = None
+    return list(found)
 
 
 def _kernels(before: Sequence[Need], after: Sequence[Need], places: Mapping[str, Sequence[str]]) -> list[str]:

@@ -37,13 +37,17 @@ from kernelgen.watchers import WATCHERS
 
 @dataclass(frozen=True)
 class Opened:
-    """An accelerated model. graph: a name for the structure's graph. replaced: what was replaced, in a line."""
+    """An accelerated model. graph: a name for the structure's graph. replaced: what was replaced, in a line.
+
+    dtype: such as float64; empty if a function gave the inputs too.
+    """
 
     name: str
     model: torch.nn.Module
     passes: Passes
     graph: str
     replaced: str
+    dtype: str = ""
 
 
 def open_named(text: str, structure: str | None, device: str, dtype: str | None, training: bool) -> Opened:
@@ -64,7 +68,9 @@ def open_named(text: str, structure: str | None, device: str, dtype: str | None,
         raise ConfigError("--structure is missing; expected a file of atoms, or a name such as mof")
     inputs = whole.inputs([find_atoms(structure)])
     replaced = _accelerated(whole.module)
-    return Opened(whole.name, whole.module, _passes(whole, inputs, training), Path(structure).stem, replaced)
+    return Opened(
+        whole.name, whole.module, _passes(whole, inputs, training), Path(structure).stem, replaced, str(whole.dtype)[6:]
+    )
 
 
 def _passes(whole: WholeModel, inputs: dict[str, Any], training: bool) -> Passes:
