@@ -103,7 +103,8 @@ def show(
         graph_class = GraphClass.parse(graph_class)
     kernel = (problem.key, operation, dtype)
     known = [e for e in _table(facts.slug).by_identity.values() if (e.problem, e.operation, e.dtype) == kernel]
-    wanted = f"{layout or ('mul_ir' if is_here else 'any layout')}, graph {graph_class or 'of any size'}"
+    size = graph_class.text if graph_class else "of any size"
+    wanted = f"{layout or ('mul_ir' if is_here else 'any layout')}, graph {size}"
     lines = [
         _row("problem", given if isinstance(given, str) and given != problem.key else ""),
         *(_row("", line) for line in kind.describe(problem)),
@@ -115,8 +116,9 @@ def show(
     origins = {}
     for direction in kind.directions:
         entries = [e for e in known if e.direction == direction and layout in (None, e.layout)]
+        entries = [e for e in entries if graph_class in (None, e.parsed_graph_class)]
         name = direction_name(direction)
-        if not is_here and graph_class is None and entries:
+        if not is_here and entries:
             for entry in sorted(entries, key=lambda entry: entry.identity):
                 kind_text = ", deterministic" if entry.deterministic else ""
                 lines += ["", f"{name}: tuned, {entry.layout}, {entry.graph_class}{kind_text}"]
@@ -124,7 +126,7 @@ def show(
             continue
         form = (dtype, layout or "mul_ir", facts, graph_class)
         tuning = find_schedule(problem, operation, direction, *form, strict=False)
-        lines += ["", f"{name}: {tuning.origin}", *_tuning(tuning, facts)]
+        lines += ["", f"{name}: {tuning.origin}{'' if is_here else f', {form[1]}'}", *_tuning(tuning, facts)]
         origins[direction] = tuning.origin
     if is_here:
         tuned = origins["forward"] in ("exact", "nearest")

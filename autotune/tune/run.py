@@ -230,8 +230,8 @@ class _Job:
                 deadline = _share_until(end, left)
                 study = stack.enter_context(open_study(workload, direction, self.settings, deadline, self.studies))
                 self.studies[direction] = study
-                if self.looks_again or self._is_finished(study):
-                    study.ended = "trials"
+                study.ended = self._is_finished(study)
+                if self.looks_again or study.ended:
                     self.searched.append(direction)
                     continue
                 if worker is None:
@@ -264,10 +264,12 @@ class _Job:
             return True
         return False
 
-    def _is_finished(self, study: Study) -> bool:
+    def _is_finished(self, study: Study) -> str:
+        """Why a search would end at once, as ``search`` says it; empty if it would not."""
         trials, patience = self.settings.trials, self.settings.patience
-        enough = trials is not None and len(study.finished) >= trials
-        return enough or (patience is not None and study.stale >= patience)
+        if patience is not None and study.stale >= patience:
+            return "patience"
+        return "trials" if trials is not None and len(study.finished) >= trials else ""
 
 
 def _share_until(end: float | None, left: int) -> float | None:
@@ -277,7 +279,10 @@ def _share_until(end: float | None, left: int) -> float | None:
 
 
 def _still_valid(workload: Workload, studies: Mapping[str, Study], database: Database) -> list[Entry]:
-    """Entries of this generator that are based on exactly the present trials, and were compared at rest or clearly."""
+    """Entries of this generator that are based on exactly the present trials, and need no other comparison.
+
+    An unfinished one does if the machine was not at rest, or to note that its search has come to an end.
+    """
     found = (database.get(workload.identity(direction)) for direction in studies)
     return [
         entry
@@ -286,7 +291,7 @@ def _still_valid(workload: Workload, studies: Mapping[str, Study], database: Dat
         and entry.generator == GENERATOR_VERSION
         and entry.trials.get("count") == len(study.finished)
         and entry.default["schedule"] == study.space.default.to_dict()
-        and not (entry.conditions.get("noise") and why_unfinished(entry))
+        and not (why_unfinished(entry) and (entry.conditions.get("noise") or study.ended in ("patience", "exhausted")))
     ]
 
 

@@ -118,6 +118,10 @@ def test_show_has_all_that_the_database_of_another_device_has(shipped: Path) -> 
     assert "machine  not recorded" in blocks[2] and "the figures may not hold" in blocks[2]
     one = show.show(PROBLEM.key, device=facts, layout="mul_ir")
     assert "tuned, mul_ir" in one and "tuned, ir_mul" not in one
+    large = show.show(PROBLEM.key, device=facts, graph_class="conv-e17-d7").split("\n\n")
+    assert "wanted     conv, float32, any layout, graph conv-e17-d7\n" in large[0]
+    assert large[1].startswith("forward: tuned, ir_mul, conv-e17-d7") and large[2].startswith("backward: ")
+    assert "mul_ir" in large[2].splitlines()[0], "a lookup's"
 
 
 def test_show_says_whether_the_default_was_confirmed(shipped: Path) -> None:
