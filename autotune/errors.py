@@ -43,7 +43,9 @@ def unknown_name(what: str, given: str, known: Iterable[str]) -> str:
     """``unknown key 'budgett'; did you mean 'budget'?``, or the list of valid names if none is similar."""
     names = sorted(known)
     near = difflib.get_close_matches(given, names, 1, cutoff=0.5)
-    hint = f"did you mean {near[0]!r}?" if near else f"expected one of {', '.join(names)}"
+    hint = (
+        f"did you mean {near[0]!r}?" if near else f"expected one of {', '.join(names) or 'nothing: there is none here'}"
+    )
     return f"unknown {what} {given!r}; {hint}"
 
 

@@ -258,7 +258,10 @@ def show(
     misses: Annotated[
         bool, typer.Option("--misses", help="Instead list what running models asked for and did not find here.")
     ] = False,
-    device: options.Device = None,
+    device: Annotated[
+        str | None,
+        typer.Option(help="cpu, cuda, cuda:N, or one that `equitune doctor` lists a database of, such as nvidia-h200."),
+    ] = None,
     fully_connected: Annotated[
         bool, typer.Option("--fully-connected", help="Irreps mean a fully connected product, not a channelwise one.")
     ] = False,
@@ -266,7 +269,10 @@ def show(
         Literal["conv", "plain"], typer.Option(help="Convolution over a graph, or plain tensor product.")
     ] = "conv",
     dtype: Annotated[Literal["float32", "float64"], typer.Option()] = "float32",
-    layout: Annotated[Literal["mul_ir", "ir_mul"], typer.Option()] = "mul_ir",
+    layout: Annotated[
+        Literal["mul_ir", "ir_mul"] | None,
+        typer.Option(help="Default: mul_ir; of another device's database all.", show_default=False),
+    ] = None,
     graph_class: Annotated[str | None, typer.Option(help="Such as conv-e14-d5. Default: any.")] = None,
 ) -> None:
     """Print the schedules that a model would load here for a problem, and why; without a problem, all names."""
@@ -279,15 +285,15 @@ def show(
     if not misses and len(problem or ()) == 1 and not fully_connected:
         check_problem_name((problem or [])[0])
     # A mistake until here is answered without torch.
-    from autotune.cli.show import problem_given
+    from autotune.cli.show import device_named, problem_given
     from autotune.cli.show import show as show_text
 
-    device = options.resolve_device(device)
     if misses:
-        show_misses(device)
+        show_misses(options.resolve_device(device))
         return
+    on = device_named(device)
     found = problem_given(problem or (), fully_connected)
-    print(show_text(found, operation=operation, dtype=dtype, layout=layout, device=device, graph_class=graph_class))
+    print(show_text(found, operation=operation, dtype=dtype, layout=layout, device=on, graph_class=graph_class))
 
 
 if __name__ == "__main__":

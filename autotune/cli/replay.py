@@ -52,19 +52,25 @@ def explain_defaults(
 ) -> None:
     """Print, from all trials, the fewest schedules that are near the best everywhere, as rules."""
     from autotune.database.store import device_files, read_table
-    from autotune.errors import ConfigError, unknown_name
+    from autotune.errors import ConfigError
     from autotune.replay.explained import as_data, explain, lines_of
     from autotune.replay.open_formats import studies_of
 
     options.positive("--most", most)
     folder = options.results_folder(results)
     slugs = [file.stem for file in device_files(folder)]
-    if device is not None and device not in slugs:
-        raise ConfigError(unknown_name("device", device, slugs))
+    chosen = [slug for slug in slugs if device in (None, slug)]
+    tables = {slug: read_table(folder / f"{slug}.json") for slug in chosen}
+    studies = {slug: studies_of(folder, slug, table.device)[0] for slug, table in tables.items()}
+    if not any(studies.values()):
+        known = f"; with a database there: {', '.join(slugs)}" if slugs else ""
+        raise ConfigError(
+            f"{folder} has no trials of {device or 'any device'}{known}. A wheel does not carry the shipped trials: "
+            "take a checkout of Equitune's repository, and name its folder: --results CHECKOUT/results"
+        )
     data = []
-    for slug in slugs if device is None else [device]:
-        table = read_table(folder / f"{slug}.json")
-        found = explain(studies_of(folder, slug, table.device)[0], near)
+    for slug, table in tables.items():
+        found = explain(studies[slug], near)
         data += [{"device": slug, **as_data(rules)} for rules in found]
         if not as_json:
             print(f"{table.device.get('name', slug)}:")

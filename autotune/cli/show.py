@@ -1,11 +1,13 @@
-"""The text of ``equitune show``: the schedule that a model would load here for each direction, why, and its figures.
+"""The text of ``equitune show``: the schedule that a model would load for each direction, why, and its figures.
 
-It looks up schedules exactly as the modules do, and builds, measures and writes nothing.
+It looks up schedules exactly as the modules do, and builds, measures and writes nothing. Of a device that is not here
+it shows all entries of its database.
 """
 
 from __future__ import annotations
 
 import dataclasses
+import re
 import shlex
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
@@ -13,12 +15,15 @@ from typing import Any
 
 import torch
 
+from autotune.cli.options import resolve_device
 from autotune.database.entry import Entry
 from autotune.database.lookup import Tuning, find_schedule
-from autotune.database.store import database_dirs, database_path, load_table
+from autotune.database.maintenance import facts_of_record, stale_entries
+from autotune.database.store import Table, database_dirs, database_path, device_files, device_record, load_table
 from autotune.errors import ConfigError
 from autotune.extras import typed
-from autotune.text import time_text
+from autotune.text import direction_name, interval_text, time_text
+from autotune.tune.publish import verdict_of
 from autotune.workload.config import find_problem, load_all, load_config
 from autotune.workload.kinds.base import Problem
 from autotune.workload.kinds.registry import kernel_kind, operations_of
@@ -43,6 +48,24 @@ def problem_given(words: Sequence[str], fully_connected: bool = False) -> str | 
     return make(*words)
 
 
+def device_named(text: str | None) -> str | DeviceFacts:
+    """The facts of a device that has a database, from its name (``nvidia-h200``, ``h200``); others as they are."""
+    if text is None or re.fullmatch(r"(cpu|cuda)(:\d+)?", text):
+        return resolve_device(text)
+    slugs = sorted({file.stem for folder in database_dirs() for file in device_files(folder)})
+    found = [slug for slug in slugs if slug == text.lower()] or [slug for slug in slugs if text.lower() in slug]
+    if len(found) != 1:
+        raise ConfigError(
+            f"device {text!r} is not known; expected cpu, cuda, cuda:N, or one with a database: "
+            + (", ".join(found or slugs) or "there is none here")
+        )
+    return facts_of_record(_table(found[0]).device)
+
+
+def _table(slug: str) -> Table:
+    return load_table(*(database_path(folder, slug) for folder in database_dirs()))
+
+
 def show_command(workload: Workload, device: str | None, results: Path) -> str:
     """The command that shows what was just tuned. device: as given, None if not."""
     name = workload.label if load_all().get(workload.label) == workload.problem else workload.problem.key
@@ -62,35 +85,52 @@ def show(
     *,
     operation: str = "conv",
     dtype: str = "float32",
-    layout: str = "mul_ir",
-    device: torch.device | str = "cpu",
+    layout: str | None = None,
+    device: torch.device | str | DeviceFacts = "cpu",
     graph_class: GraphClass | str | None = None,
 ) -> str:
     """The whole text. Raises ConfigError or ProblemError for an unknown problem.
 
-    given: a problem, its name or its key. operation, layout: for products; harmonics have only one of each.
+    given: a problem, its name or its key. operation, layout: for products; harmonics have only one of each. device:
+    facts show what a database has, of all layouts and graph classes unless one is named.
     """
-    problem, facts = find_problem(given) if isinstance(given, str) else given, device_facts(device)
+    problem, is_here = find_problem(given) if isinstance(given, str) else given, not isinstance(device, DeviceFacts)
+    facts = device if isinstance(device, DeviceFacts) else device_facts(device)
     if operation not in operations_of(problem):
-        operation, layout = operations_of(problem)[0], "mul_ir"
+        operation, layout = operations_of(problem)[0], None
     kind = kernel_kind(operation)
     if isinstance(graph_class, str):
         graph_class = GraphClass.parse(graph_class)
-    wanted = graph_class.text if graph_class else "of any size"
+    kernel = (problem.key, operation, dtype)
+    known = [e for e in _table(facts.slug).by_identity.values() if (e.problem, e.operation, e.dtype) == kernel]
+    size = graph_class.text if graph_class else "of any size"
+    wanted = f"{layout or ('mul_ir' if is_here else 'any layout')}, graph {size}"
     lines = [
         _row("problem", given if isinstance(given, str) and given != problem.key else ""),
         *(_row("", line) for line in kind.describe(problem)),
         _row("device", f"{facts.name} ({facts.arch})"),
-        _row("wanted", f"{operation}, {dtype}, {layout}, graph {wanted}"),
+        _row("wanted", f"{operation}, {dtype}, {wanted}"),
         *_databases(facts),
+        _row("tuned for", "; ".join(sorted({f"{e.layout} {e.graph_class}" for e in known})) or "nothing of this"),
     ]
     origins = {}
     for direction in kind.directions:
-        tuning = find_schedule(problem, operation, direction, dtype, layout, facts, graph_class, strict=False)
-        lines += ["", f"{direction.replace('_', ' ')}: {tuning.origin}", *_tuning(tuning)]
+        entries = [e for e in known if e.direction == direction and layout in (None, e.layout)]
+        entries = [e for e in entries if graph_class in (None, e.parsed_graph_class)]
+        name = direction_name(direction)
+        if not is_here and entries:
+            for entry in sorted(entries, key=lambda entry: entry.identity):
+                kind_text = ", deterministic" if entry.deterministic else ""
+                lines += ["", f"{name}: tuned, {entry.layout}, {entry.graph_class}{kind_text}"]
+                lines += [_row("  schedule", _knobs(entry.tuned_schedule)), *_figures(entry, facts)]
+            continue
+        form = (dtype, layout or "mul_ir", facts, graph_class)
+        tuning = find_schedule(problem, operation, direction, *form, strict=False)
+        lines += ["", f"{name}: {tuning.origin}{'' if is_here else f', {form[1]}'}", *_tuning(tuning, facts)]
         origins[direction] = tuning.origin
-    tuned = origins["forward"] in ("exact", "nearest")
-    lines += ["", f"next: {_next_step(problem, operation, facts.backend, tuned)}"]
+    if is_here:
+        tuned = origins["forward"] in ("exact", "nearest")
+        lines += ["", f"next: {_next_step(problem, operation, facts.backend, tuned)}"]
     return "\n".join(line.rstrip() for line in lines)
 
 
@@ -119,26 +159,29 @@ def _databases(facts: DeviceFacts) -> Iterator[str]:
         yield _row("databases" if index == 0 else "", f"{path}: {count}{flaws}")
 
 
-def _tuning(tuning: Tuning) -> Iterator[str]:
+def _tuning(tuning: Tuning, facts: DeviceFacts) -> Iterator[str]:
     yield _row("  why", tuning.reason)
     yield _row("  schedule", _knobs(tuning.schedule))
     if tuning.entry is None:
         yield _row("  figures", "none, this schedule was not measured")
         return
-    yield from _figures(tuning.entry)
+    yield from _figures(tuning.entry, facts)
 
 
 def _knobs(schedule: Knobs) -> str:
     return ", ".join(f"{name}={value}" for name, value in dataclasses.asdict(schedule).items())
 
 
-def _figures(entry: Entry) -> Iterator[str]:
+def _figures(entry: Entry, facts: DeviceFacts) -> Iterator[str]:
     graph = entry.graph
     size = kernel_kind(entry.operation).size_text(graph["edges"], graph["nodes"])
     yield _row("  graph", f"{graph['name']}, {size}")
     quartiles = f"quartiles {time_text(entry.q1_us)} to {time_text(entry.q3_us)}"
     yield _row("  time", f"{time_text(entry.time_us)} ({quartiles})")
     yield _row("  default", f"{time_text(entry.default['time_us'])}, {_ratio(entry.default, entry)}")
+    yield _row("  verdict", _verdict(entry))
+    if not entry.peers:
+        yield _row("  peers", "none were timed beside it")
     for index, (name, peer) in enumerate(sorted(entry.peers.items())):
         figure = f"{time_text(peer['time_us'])}, {_ratio(peer, entry)}" if "time_us" in peer else str(peer["error"])
         yield _row("  peers" if index == 0 else "", f"{name}: {figure}")
@@ -146,12 +189,39 @@ def _figures(entry: Entry) -> Iterator[str]:
     yield _row("  floor", f"{time_text(entry.floor_us)} for the memory traffic ({share})")
     errors = ", ".join(f"{slot} {value:.1e}" for slot, value in entry.errors.items())
     yield _row("  errors", f"{errors} relative to float64 (tolerance {entry.tolerance:.0e})")
+    proof = entry.certificate
+    if "equivariance" in proof:
+        bits = "the same bits" if proof.get("bitwise") else "other bits"
+        checked = f"two runs gave {bits}, {proof.get('edges', '?')} edges checked"
+        yield _row("  proof", f"{proof['equivariance']:.1e} under a rotation; {checked}")
+    else:
+        yield _row("  proof", f"none under a rotation; {typed('db verify')} measures it on that device")
     if entry.resources:
         yield _row("  resources", ", ".join(f"{name} {value}" for name, value in entry.resources.items()))
     trials = entry.trials
     yield _row("  trials", f"{trials.get('count', '?')} ({trials.get('ok', '?')} ok), {trials.get('file', '')}")
-    same = "" if entry.generator == GENERATOR_VERSION else f" (this one is {GENERATOR_VERSION})"
-    yield _row("  tuned", f"{entry.date}, generator {entry.generator}{same}")
+    conditions = entry.conditions.get("noise") or ("at rest" if entry.conditions else "not recorded")
+    yield _row("  machine", str(conditions))
+    yield _row("  tuned", f"{entry.date}, generator {entry.generator}{_same_kernel(entry, facts)}")
+
+
+def _verdict(entry: Entry) -> str:
+    if entry.gain:
+        return f"{verdict_of(entry)}, {interval_text(entry.gain)}"
+    if entry.schedule != entry.default["schedule"]:
+        return "faster than the default by the medians; this older entry has no interval"
+    second = f"; the runner-up {interval_text(entry.runner_up)} as fast" if entry.runner_up else ""
+    return verdict_of(entry) + second
+
+
+def _same_kernel(entry: Entry, facts: DeviceFacts) -> str:
+    """Whether another generator than the entry's makes the same kernel, so that the figures hold."""
+    if entry.generator == GENERATOR_VERSION:
+        return ""
+    stale = stale_entries(Table.of(device_record(facts), [entry]), {})
+    if not stale:
+        return f"; this one, {GENERATOR_VERSION}, makes the same kernel"
+    return f"; {'; '.join(stale[0].reasons)}: the figures may not hold, {typed('db retune')} measures anew"
 
 
 def _ratio(other: Mapping[str, Any], entry: Entry) -> str:

@@ -157,6 +157,11 @@ def model(
     opened = open_named(name, structure, on, dtype, training)
     if opened.replaced:
         print(opened.replaced, flush=True)
+    if opened.dtype:
+        other = "float32" if opened.dtype == "float64" else "float64"
+        print(
+            f"in {opened.dtype}, {'as given' if dtype else f'as in the file; for another: --dtype {other}'}", flush=True
+        )
     left = (seconds or DEFAULT_BUDGET_S) - (time.monotonic() - begin)
     of_model: dict[str, Any] = {"name": opened.name, "graph": opened.graph, "on_found": _say_what_is_left}
 
@@ -244,4 +249,10 @@ def show_misses(device: str) -> None:
 
 
 def _say_what_is_left(found: ModelTuning) -> None:
-    print(f"{found.name}: {len(found.before)} kernels, {found.left} not tuned on {found.device}", flush=True)
+    from autotune.tune.model import opaque_names
+
+    new = sum(not need.is_tuned for need in found.before)
+    more = f", {found.left - new} to go on with" if found.left > new else ""
+    print(f"{found.name}: {len(found.before)} kernels, {new} not tuned{more} on {found.device}", flush=True)
+    for line in opaque_names(need for need in found.before if need.why_left):
+        print(line, flush=True)

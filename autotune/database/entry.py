@@ -46,12 +46,13 @@ class Entry:
     problem: its ``key``. graph_class: :attr:`GraphClass.text`. graph: name, edges, nodes.
     schedule: as ``Schedule.to_dict`` writes it. default: schedule and times of the default schedule in the same run.
     peers: times (or ``{"error": text}``) by peer. errors: largest relative error against float64 e3nn by output slot.
-    floor_us: ``bytes / copy_bandwidth``. trials: ``file`` (relative), ``count``, ``ok`` and settings of the search.
+    floor_us: ``bytes / copy_bandwidth``. trials: ``file`` (relative), ``count``, ``ok``, settings of the search and
+        why it ``ended``.
     deterministic: tuned among kernels whose results are bitwise equal from run to run.
     source: hash of the kernel's source (:mod:`autotune.database.maintenance`); empty in older entries.
     gain: speed-up ``ratio`` over the default with the interval ``low`` to ``high`` at ``level``; empty if the default
-        won.
-    runner_up: then the same of the fastest other schedule.
+        won, and in entries of before 22 November 2026, whichever schedule won there.
+    runner_up: if the default won, the same of the fastest other schedule; empty in entries of before 27 November 2026.
     conditions: of the machine meanwhile (:mod:`autotune.measure.conditions`); ``noise``: why not to trust the times.
     certificate: ``bitwise`` (two runs gave the same bits), ``equivariance`` (relative error), ``edges`` (number checked
         for errors), ``environment`` (hash of software and driver versions). Empty, or without ``equivariance``, where

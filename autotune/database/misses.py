@@ -98,6 +98,8 @@ WATCHED_S = 10.0
 LONGEST_S = 10.0
 # A kernel on fewer rows is all launch: there is nothing to tune. Most checks on random inputs are smaller, too.
 FEWEST_EDGES = 32
+# A contraction does much more work for each node; accelerate compares on 16.
+FEWEST_NODES = 17
 # The file keeps the newest; a request with the key of a large problem takes up to a few kilobytes.
 MOST_KEPT = 400
 # Different runs noted at a time, where the number of edges changes at every call.
@@ -215,7 +217,8 @@ class _Notes:
 
     def note(self, operator: Any, direction: Any, num_edges: int, num_nodes: int, *_: Any) -> None:
         """A watcher: see :mod:`kernelgen.watchers`."""
-        if num_edges >= FEWEST_EDGES and id(operator) in self.operators and len(self.runs) < MOST_NOTED:
+        fewest = FEWEST_NODES if isinstance(operator, ContractionOperator) else FEWEST_EDGES
+        if num_edges >= fewest and id(operator) in self.operators and len(self.runs) < MOST_NOTED:
             self.runs[id(operator), direction, num_edges, num_nodes] = (operator, direction)
 
     def write(self) -> None:

@@ -16,6 +16,8 @@ if TYPE_CHECKING:
 
 # Columns are as wide as needed: a narrower terminal wraps lines, but no number is truncated.
 WIDE = 1000
+# Reasons of a failed peer that are printed, and characters of each; the report page has all.
+MOST_REASONS, LONGEST_REASON = 2, 160
 
 
 def summary_table(results_dir: str | Path, device: str | None = None) -> str:
@@ -59,6 +61,15 @@ def _print(console: Console, data: DeviceData) -> None:
         "vs: speed-up over it (95% interval); floor: traffic floor / tuned time; error: largest relative error",
         style="dim",
     )
+    if any(row.stored_count(name) is not None for row in data.tuned for name in peers):
+        console.print("(3 samples): so few give no interval", style="dim")
+    for name in peers:
+        reasons = {row.reason(name) for row in data.tuned if name in row.times and math.isnan(row.times[name])}
+        failed = sorted(reason for reason in reasons if text.without_time(reason) == "failed")
+        for reason in failed[:MOST_REASONS]:
+            console.print(
+                f"{text.contender_name(name)} failed: {' '.join(reason.split())[:LONGEST_REASON]}", style="dim"
+            )
 
 
 def _short(name: str) -> str:

@@ -138,6 +138,8 @@ class Study(Findings):
     ) -> None:
         super().__init__(space)
         self._quarantine = quarantine
+        # Why its search ended, as ``search`` says; empty before.
+        self.ended = ""
         self.name, self._path, self.generator, self.sampler = name, path, generator, sampler
         self._claims = open_claims(path, sharing, storage, self._optuna_name(), space)
         try:

@@ -80,8 +80,8 @@ class ModelTuning:
 
     @property
     def left(self) -> int:
-        """Number of kernels that are still not tuned."""
-        return sum(not need.is_tuned for need in self.after)
+        """Number of kernels that are not tuned, or that a search should go on with."""
+        return sum(bool(need.why_left) for need in self.after)
 
     def __str__(self) -> str:
         text = as_text(self.name, self.device, self.before, self.after, self.places, self.times)
@@ -156,7 +156,8 @@ def tune_passes(
         if device is None:
             raise InputError("the model ran no kernel of Equitune on this batch; call autotune.accelerate(model) first")
         facts = device_facts(device)
-        before = needs_of(recording.requests, facts)
+        trials = search.get("trials")
+        before = needs_of(recording.requests, facts, trials)
         found = ModelTuning(name, facts.name, before, before, places_of(model))
         on_found(found)
         workloads = workloads_for(before, graph)
@@ -170,9 +171,9 @@ def tune_passes(
         left = max(_FEWEST_S, seconds - (time.monotonic() - begin) - kept - _OVERRUN_S)
         _search(workloads, device, left, results, console, search)
         keep_misses(facts, lock_s=1.0)
-        after = needs_of(recording.requests, facts)
+        after = needs_of(recording.requests, facts, trials)
         found = replace(found, after=after)
-        if stopped() or not any(need.is_tuned and not old.is_tuned for old, need in zip(before, after, strict=True)):
+        if stopped() or not any(_is_new(old, need) for old, need in zip(before, after, strict=True)):
             return found
         if time.monotonic() - begin + fewest > seconds:
             return replace(found, note="the model was not timed again: the budget is used up")
@@ -201,7 +202,7 @@ def tune_misses(
             _search(workloads, torch.device(device), seconds, results, console, search)
         keep_misses(facts, lock_s=1.0)
         requests: dict[Any, Source] = {need.request: need.source for need in before}
-        return replace(found, after=needs_of(requests, facts))
+        return replace(found, after=needs_of(requests, facts, 0))  # what has an entry is no miss any more
 
 
 def missed(facts: DeviceFacts) -> tuple[Need, ...]:
@@ -261,12 +262,28 @@ def as_text(
     tuned = sum(need.is_tuned for need in before)
     now = sum(need.is_tuned for need in after) - tuned
     left = len(after) - tuned - now
+    again = sum(old.is_tuned and _is_new(old, need) for old, need in zip(before, after, strict=True))
+    unfinished = sum(need.is_tuned and bool(need.why_left) for need in after)
     counts = f"{len(after)} kernels: {tuned} tuned before, {now} tuned now, {left} not tuned"
-    lines = [f"{name} on {device}", *_kernels(before, after, places), counts]
+    counts += f"; {again} gone on with" if again else ""
+    counts += f"; {unfinished} not finished" if unfinished else ""
+    table = _kernels(before, after, places)
+    shown = [line for line in opaque_names(after) if any(line.split()[0] in row for row in table)]
+    lines = [f"{name} on {device}", *table, *shown, counts]
     lines += [_sentence(one) for one in times]
-    if not left:
+    if not left and not unfinished:
         lines.append("nothing is left to tune here")
     return "\n".join(lines)
+
+
+def opaque_names(needs: Iterable[Need]) -> list[str]:
+    """What problems are that have no name but one made from their key: ``conv-e0609b66 is 32x0e x 1x0e -> 32x0e``."""
+    names, found = {problem: name for name, problem in load_all().items()}, dict[str, None]()
+    for need in needs:
+        problem, operation = problem_from_key(need.request.problem), need.request.operation
+        if problem not in names:
+            found[f"{label_of(problem, operation, names)} is {kernel_kind(operation).describe(problem)[0]}"] = None
+    return list(found)
 
 
 def _kernels(before: Sequence[Need], after: Sequence[Need], places: Mapping[str, Sequence[str]]) -> list[str]:
@@ -300,7 +317,13 @@ def _place(names: Sequence[str]) -> str:
 def _now(old: Need, new: Need) -> str:
     if not new.is_tuned:
         return "not tuned"
-    return "tuned already" if old.is_tuned else "tuned"
+    what = "tuned" if _is_new(old, new) else "tuned already"
+    return f"{what}: {new.why_left}" if new.why_left else what
+
+
+def _is_new(old: Need, new: Need) -> bool:
+    """Whether the kernel has another entry of its own now."""
+    return new.is_tuned and not (old.is_tuned and old.found.entry == new.found.entry)
 
 
 def _figures(found: Tuning) -> tuple[str, str]:

@@ -23,6 +23,7 @@ from autotune.models.accelerate import accelerate
 from autotune.models.whole_model import WholeModel, find_atoms, open_made, open_model, returned_by
 from autotune.modules.base import TunedModule
 from autotune.modules.convolution import TunedRows
+from autotune.tune.publish import why_unfinished
 from autotune.workload.config import load_all
 from autotune.workload.graphs import GivenEdges, GraphSpec
 from autotune.workload.kinds.base import Problem, SourceOfSize
@@ -36,13 +37,17 @@ from kernelgen.watchers import WATCHERS
 
 @dataclass(frozen=True)
 class Opened:
-    """An accelerated model. graph: a name for the structure's graph. replaced: what was replaced, in a line."""
+    """An accelerated model. graph: a name for the structure's graph. replaced: what was replaced, in a line.
+
+    dtype: such as float64; empty if a function gave the inputs too.
+    """
 
     name: str
     model: torch.nn.Module
     passes: Passes
     graph: str
     replaced: str
+    dtype: str = ""
 
 
 def open_named(text: str, structure: str | None, device: str, dtype: str | None, training: bool) -> Opened:
@@ -63,7 +68,9 @@ def open_named(text: str, structure: str | None, device: str, dtype: str | None,
         raise ConfigError("--structure is missing; expected a file of atoms, or a name such as mof")
     inputs = whole.inputs([find_atoms(structure)])
     replaced = _accelerated(whole.module)
-    return Opened(whole.name, whole.module, _passes(whole, inputs, training), Path(structure).stem, replaced)
+    return Opened(
+        whole.name, whole.module, _passes(whole, inputs, training), Path(structure).stem, replaced, str(whole.dtype)[6:]
+    )
 
 
 def _passes(whole: WholeModel, inputs: dict[str, Any], training: bool) -> Passes:
@@ -178,24 +185,35 @@ TUNED = "exact"
 
 @dataclass(frozen=True)
 class Need:
-    """One request, the graph to tune it on, and what a model would load for it now."""
+    """One request, the graph to tune it on, and what a model would load for it now.
+
+    trials: how many the user wants, if given, see ``why_unfinished``; 0: any entry will do.
+    """
 
     request: Request
     source: Source
     found: Tuning
+    trials: int | None = None
 
     @property
     def is_tuned(self) -> bool:
         """Whether the database of this device has an entry for exactly this."""
         return self.found.origin == TUNED
 
+    @property
+    def why_left(self) -> str:
+        """Why a search has something to do here, in words; empty if it is done."""
+        if self.found.entry is None or not self.is_tuned:
+            return "not tuned"
+        return "" if self.trials == 0 else why_unfinished(self.found.entry, self.trials)
 
-def needs_of(requests: Mapping[Request, Source], facts: DeviceFacts) -> tuple[Need, ...]:
+
+def needs_of(requests: Mapping[Request, Source], facts: DeviceFacts, trials: int | None = None) -> tuple[Need, ...]:
     """Look every request up; of those that one entry answers, only the first counts. Problems stay together."""
     first: dict[Any, Need] = {}
     for request, source in requests.items():
         if request.identity not in first:
-            first[request.identity] = Need(request, source, request.look_up(facts))
+            first[request.identity] = Need(request, source, request.look_up(facts), trials)
     problems = list(dict.fromkeys(need.request.problem for need in first.values()))
     return tuple(sorted(first.values(), key=lambda need: problems.index(need.request.problem)))
 
@@ -210,14 +228,16 @@ def sources_of(requests: Iterable[Request]) -> dict[Request, Source]:
 
 
 def workloads_for(needs: Iterable[Need], graph: str) -> tuple[Workload, ...]:
-    """Workloads of what is not tuned: those that differ in direction only are one. ``graph``: a name for the graphs.
+    """Workloads of what is not tuned or not finished: those that differ in direction only are one.
+
+    graph: a name for the graphs.
 
     Convolutions and contractions come first: they take most of a model's time, and a run may end before the last
     workload.
     """
     grouped: dict[tuple, list[Need]] = {}
     for need in needs:
-        if not need.is_tuned:
+        if need.why_left:
             asked = need.request
             kind = (asked.problem, asked.operation, asked.dtype, asked.layout, asked.deterministic)
             grouped.setdefault((*kind, asked.graph_class.text), []).append(need)

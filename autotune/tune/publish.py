@@ -19,14 +19,16 @@ from typing import Any
 from autotune.compare.comparison import ComparisonResult, ComparisonSetting, Result, run_comparison
 from autotune.database.entry import Entry
 from autotune.database.maintenance import (
+    driver_version,
     environment_hash,
     hash_of_entry,
     hash_of_text,
     now_text,
     software_versions,
     source_text,
+    stale_entries,
 )
-from autotune.database.store import Database
+from autotune.database.store import Database, Table, load_table
 from autotune.errors import ConfigError, WorkerError
 from autotune.extras import typed
 from autotune.measure.timing import FASTER, LEVEL, SAME, SLOWER, ratio_interval, verdict
@@ -44,6 +46,8 @@ from kernelgen.kernels.knobs import Knobs
 from kernelgen.version import GENERATOR_VERSION
 
 CANDIDATES = 3
+# A search of fewer trials than the first has tried little more than what is known already; the second is a good number.
+ENOUGH_TRIALS, GOOD_TRIALS = 12, 40
 
 
 def publish(
@@ -64,7 +68,8 @@ def publish(
     """Compare the best of ``studies`` (by direction) with the default and the peers; store and return the entries.
 
     deadline: as for ``run_comparison``. worker: also as for that, one that took no part in the search; by default a new
-    one. A direction in which no schedule passed gets no entry. Raises WorkerError if the comparison itself cannot run.
+    one. A direction in which no schedule passed gets no entry, and :func:`why_kept` keeps some published ones. Raises
+    WorkerError if the comparison itself cannot run.
     """
     ours = contenders({direction: study for direction, study in studies.items() if study.ranking})
     passes = tuple(ours["default"])
@@ -82,10 +87,36 @@ def publish(
         if entry is None:
             on_failure(f"{workload.label} {direction}: not published, {comparison.results['default'][direction].error}")
             continue
+        if why := why_kept(database, entry, software, driver_version(facts)):
+            on_failure(f"{workload.label} {direction}: {why}")
+            continue
         database.put(entry)
         entries.append(entry)
     database.save()
     return entries
+
+
+def why_kept(database: Database, new: Entry, software: Mapping[str, str], driver: str | None) -> str:
+    """Why the published entry stays, in words; empty if there is none, or ``new`` may replace it.
+
+    It stays if it rests on more trials, is not stale, and the interval of its gain is not below that of ``new``.
+    """
+    old = database.get(new.identity)
+    if old is None or old.trials.get("count", 0) <= new.trials["count"] or old.failed_check:
+        return ""
+    if new.gain and new.gain["low"] > (old.gain.get("high", math.inf) if _is_faster(old) else 1.0):
+        return ""
+    if stale_entries(Table.of(load_table(database.path).device, [old]), software, driver):
+        return ""
+    return (
+        f"the published entry of {old.trials['count']} trials ({old.label}) stays: the new one rests on "
+        f"{new.trials['count']}, and is not faster by its interval"
+    )
+
+
+def _is_faster(entry: Entry) -> bool:
+    """Whether another schedule than the default was published; older entries have no ``gain`` then either."""
+    return bool(entry.gain) or entry.schedule != entry.default["schedule"]
 
 
 def contenders(studies: Mapping[str, Study]) -> dict[str, dict[str, Knobs]]:
@@ -184,6 +215,27 @@ def verdict_of(entry: Entry) -> str:
     return "default confirmed" if is_clear else "unclear, so the default stays"
 
 
+def why_unfinished(entry: Entry, trials: int | None = None) -> str:
+    """Why a search of the entry's kernel should go on, in words; empty if it is done.
+
+    trials: how many are wanted now, if the user says so. A kernel is done if its search had enough trials, or ended by
+    itself, and its verdict is clear or rests on a good number of trials of a machine at rest. An entry of another
+    generator is done: ``equitune db stale`` says whether it holds.
+    """
+    if entry.generator != GENERATOR_VERSION:
+        return ""
+    count, unclear = entry.trials.get("count", 0), verdict_of(entry).startswith("unclear")
+    if unclear and entry.conditions.get("noise"):
+        return "unclear, not at rest"
+    ended = entry.trials.get("ended") or "time"
+    wanted = GOOD_TRIALS if unclear else ENOUGH_TRIALS
+    if trials is not None:
+        few = count < trials and ended not in ("patience", "exhausted")
+    else:
+        few = count < wanted and ended in ("time", "interrupted")
+    return f"{'unclear' if unclear else 'too few trials'} ({count})" if few else ""
+
+
 def gained(entries: Iterable[Entry]) -> str:
     """What was gained over the default, in one line: a speed-up with its interval, or none."""
     entries = list(entries)
@@ -200,7 +252,8 @@ def gained(entries: Iterable[Entry]) -> str:
 def trials_record(study: Study, results_dir: Path, seed: int) -> dict[str, Any]:
     ok = sum(line["state"] == "ok" for line in study.finished.values())
     file = study.path.relative_to(results_dir).as_posix()
-    return {"file": file, "count": len(study.finished), "ok": ok, "sampler": study.sampler, "seed": seed}
+    record = {"file": file, "count": len(study.finished), "ok": ok, "sampler": study.sampler, "seed": seed}
+    return record | ({"ended": study.ended} if study.ended else {})
 
 
 def _peer(theirs: Result, ours: Result) -> dict[str, Any]:

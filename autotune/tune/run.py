@@ -27,7 +27,7 @@ from autotune.database import trials as trial_records
 from autotune.database.entry import Entry
 from autotune.database.lookup import Finder
 from autotune.database.maintenance import driver_version
-from autotune.database.store import Database, database_path, device_record
+from autotune.database.store import Database, database_path, device_record, load_table
 from autotune.database.trials import quarantine_path
 from autotune.measure.kinds import space_of
 from autotune.measure.space import Space
@@ -44,7 +44,7 @@ from autotune.search.starting_points import (
     storing_rows,
 )
 from autotune.search.study import Study, study_name
-from autotune.tune.publish import gained, publish
+from autotune.tune.publish import ENOUGH_TRIALS, GOOD_TRIALS, gained, publish, why_unfinished
 from autotune.tune.settings import Progress, Settings, resolve
 from autotune.workload.config import TuneConfig
 from autotune.workload.kinds.base import Problem
@@ -236,7 +236,8 @@ class _Job:
                 deadline = _share_until(end, left)
                 study = stack.enter_context(open_study(workload, direction, self.settings, deadline, self.studies))
                 self.studies[direction] = study
-                if self.looks_again or self._is_finished(study):
+                study.ended = self._is_finished(study)
+                if self.looks_again or study.ended:
                     self.searched.append(direction)
                     continue
                 if worker is None:
@@ -270,10 +271,12 @@ class _Job:
             return True
         return False
 
-    def _is_finished(self, study: Study) -> bool:
+    def _is_finished(self, study: Study) -> str:
+        """Why a search would end at once, as ``search`` says it; empty if it would not."""
         trials, patience = self.settings.trials, self.settings.patience
-        enough = trials is not None and len(study.finished) >= trials
-        return enough or (patience is not None and study.stale >= patience)
+        if patience is not None and study.stale >= patience:
+            return "patience"
+        return "trials" if trials is not None and len(study.finished) >= trials else ""
 
 
 def _share_until(end: float | None, left: int) -> float | None:
@@ -283,7 +286,10 @@ def _share_until(end: float | None, left: int) -> float | None:
 
 
 def _still_valid(workload: Workload, studies: Mapping[str, Study], database: Database) -> list[Entry]:
-    """Entries of this generator that are based on exactly the present trials."""
+    """Entries of this generator that are based on exactly the present trials, and need no other comparison.
+
+    An unfinished one does if the machine was not at rest, or to note that its search has come to an end.
+    """
     found = (database.get(workload.identity(direction)) for direction in studies)
     return [
         entry
@@ -292,6 +298,7 @@ def _still_valid(workload: Workload, studies: Mapping[str, Study], database: Dat
         and entry.generator == GENERATOR_VERSION
         and entry.trials.get("count") == len(study.finished)
         and entry.default["schedule"] == study.space.default.to_dict()
+        and not (why_unfinished(entry) and (entry.conditions.get("noise") or study.ended in ("patience", "exhausted")))
     ]
 
 
@@ -339,9 +346,19 @@ def open_study(
     starts = [kin.schedule_of(line) for line in kin.ranking[:KIN_STARTS]] if kin else []
     starts += known_starts(space, workload, settings)
     path = trial_records.study_path(settings.results_dir, settings.facts.slug, name)
+    if not path.exists() and settings.sharing != "storage":
+        path = _published_study(workload, direction, settings) or path
     faults = quarantine_path(settings.results_dir, settings.facts.slug)
     options: dict[str, Any] = {"sampler": sampler, "seed": settings.seed, "sharing": settings.sharing}
     return Study(space, name, path, settings.storage, starts=starts, quarantine=faults, **options)
+
+
+def _published_study(workload: Workload, direction: str, settings: Settings) -> Path | None:
+    """The trials that the published entry of the same kernel cites, under whatever label it was tuned."""
+    table = load_table(database_path(settings.results_dir, settings.facts.slug))
+    entry = table.by_identity.get(workload.identity(direction))
+    path = settings.results_dir / entry.trials["file"] if entry and entry.trials.get("file") else None
+    return path if path and path.is_file() else None
 
 
 def search_direction(
@@ -371,6 +388,7 @@ def search_direction(
         workers=proposals_ahead(study.sampler, settings.compilers),
         on_trial=lambda line: progress.update(),
     )
+    study.ended = end
     progress.stop()
     return end
 
@@ -449,8 +467,6 @@ class WorkerPairs:
 
 # Most of a workload's time that its comparison takes: peers for which there is none are left out.
 COMPARISON_SHARE = 1 / 3
-# A search of fewer trials than the first has tried little more than what is known already; the second is a good number.
-ENOUGH_TRIALS, GOOD_TRIALS = 12, 40
 BUDGETS = ("1m", "2m", "5m", "10m", "20m", "30m", "1h", "2h", "4h", "8h", "24h")
 
 

@@ -157,7 +157,7 @@ class Progress:
         now = time.monotonic()
         count, *status = self._figures()
         end = self._search_end if self.end is None else self.end
-        left = [] if end is None else [f"{max(0.0, end - now):.0f} s left"]
+        left = [] if end is None else [f"{end - now:.0f} s left" if end > now else f"{now - end:.0f} s over the budget"]
         fraction = self._fraction(now)
         self._bar.update(
             self._task, description=self._title, completed=fraction, count=count, status=", ".join(status + left)

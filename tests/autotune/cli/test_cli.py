@@ -218,6 +218,20 @@ def test_an_old_spelling_says_the_present_one_and_works(command: Command) -> Non
     assert refused.startswith("equitune: error: unknown dtype 'float16'")
 
 
+def test_tuning_a_model_says_in_which_dtype_and_how_to_change_it(
+    command: Command, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    import torch
+
+    from autotune.tune import model, model_passes
+
+    opened = model_passes.Opened("m", torch.nn.Identity(), {}, "box", "", "float64")
+    monkeypatch.setattr(model_passes, "open_named", lambda *_: opened)
+    monkeypatch.setattr(model, "tune_passes", lambda *_, **__: (_ for _ in ()).throw(KeyboardInterrupt))
+    assert "in float64, as in the file; for another: --dtype float32\n" in command("tune", "model", "m")[1]
+    assert "in float64, as given\n" in command("tune", "model", "m", "--dtype", "float64")[1]
+
+
 def test_show_without_a_problem_lists_names(command: Command) -> None:
     code, out, _ = command("show")
     assert code == 0 and {"mace-mp-medium", "nequip-oam-l"} <= set(out.split())

@@ -6,7 +6,7 @@ import dataclasses
 from pathlib import Path
 
 import pytest
-from database_samples import PROBLEM, entry, store
+from database_samples import GPU, PROBLEM, entry, store
 
 from autotune.cli import show
 from autotune.database.store import DatabaseWarning, database_path
@@ -14,10 +14,11 @@ from autotune.errors import ConfigError
 from autotune.workload.config import find_problem, load_graphs
 from autotune.workload.workload import Workload
 from kernelgen.arithmetic.directions import DIRECTIONS
-from kernelgen.device import device_facts
+from kernelgen.device import DeviceFacts, device_facts
 from kernelgen.errors import ProblemError
-from kernelgen.kernels.product.schedule import HostSchedule
+from kernelgen.kernels.product.schedule import CudaSchedule, HostSchedule
 from kernelgen.problem.product import TensorProductProblem
+from kernelgen.version import GENERATOR_VERSION
 
 
 def test_show_tells_schedule_origin_and_figures(shipped: Path) -> None:
@@ -92,3 +93,43 @@ def test_show_knows_problems_by_name_and_suggests_the_nearest(shipped: Path) -> 
         find_problem("mace-mp-mediun")
     with pytest.raises(ProblemError):
         find_problem("uvu|not a key")
+
+
+def test_show_has_all_that_the_database_of_another_device_has(shipped: Path) -> None:
+    store(
+        shipped,
+        GPU,
+        entry(CudaSchedule(), peers={}, gain={"ratio": 2.0, "low": 1.9, "high": 2.1, "level": 0.95}),
+        entry(CudaSchedule(), layout="ir_mul", graph_class="conv-e17-d7", conditions={"noise": "throttled"}),
+        entry(CudaSchedule(), dtype="float64"),
+    )
+    with pytest.raises(ConfigError, match=r"device 'h300' is not known; expected cpu, .* a database: nvidia-test$"):
+        show.device_named("h300")
+    facts = show.device_named("test")
+    assert facts == show.device_named("nvidia-test") and isinstance(facts, DeviceFacts) and facts.name == GPU.name
+    blocks = show.show(PROBLEM.key, device=facts).split("\n\n")
+    assert blocks[0].splitlines()[-1] == "tuned for  ir_mul conv-e17-d7; mul_ir conv-e14-d5"
+    assert [block.splitlines()[0] for block in blocks[1:3]] == [
+        "forward: tuned, ir_mul, conv-e17-d7",
+        "forward: tuned, mul_ir, conv-e14-d5",
+    ]
+    assert "throttled" in blocks[1] and "faster than the default by the medians; this older entry" in blocks[1]
+    assert "2.00x (1.90 to 2.10)" in blocks[2] and "none were timed beside it" in blocks[2]
+    assert "machine  not recorded" in blocks[2] and "the figures may not hold" in blocks[2]
+    one = show.show(PROBLEM.key, device=facts, layout="mul_ir")
+    assert "tuned, mul_ir" in one and "tuned, ir_mul" not in one
+    large = show.show(PROBLEM.key, device=facts, graph_class="conv-e17-d7").split("\n\n")
+    assert "wanted     conv, float32, any layout, graph conv-e17-d7\n" in large[0]
+    assert large[1].startswith("forward: tuned, ir_mul, conv-e17-d7") and large[2].startswith("backward: ")
+    assert "mul_ir" in large[2].splitlines()[0], "a lookup's"
+
+
+def test_show_says_whether_the_default_was_confirmed(shipped: Path) -> None:
+    runner_up = {"ratio": 1.02, "low": 0.9, "high": 1.1, "level": 0.95}
+    proof = {"bitwise": True, "equivariance": 2e-7, "edges": 100}
+    rest = {"certificate": proof, "conditions": {"load": 0.1}, "generator": GENERATOR_VERSION}
+    store(shipped, device_facts("cpu"), entry(HostSchedule(), runner_up=runner_up, **rest))
+    forward = show.show(PROBLEM.key, graph_class="conv-e14-d5").split("\n\n")[1]
+    assert "verdict  unclear, so the default stays; the runner-up 1.02x (0.90 to 1.10) as fast" in forward
+    assert "2.0e-07 under a rotation; two runs gave the same bits, 100 edges checked" in forward
+    assert "machine  at rest" in forward and forward.endswith(f"generator {GENERATOR_VERSION}")

@@ -23,6 +23,7 @@ from typer.testing import CliRunner
 from autotune.cli.commands import app
 from autotune.database import misses
 from autotune.database.misses import MOST_KEPT, Request, keep_misses, misses_path, read_misses
+from autotune.modules.symmetric_contraction import SymmetricContraction
 from autotune.tune import model as run
 from autotune.workload.config import TuneConfig
 from autotune.workload.graphs import build_graph
@@ -306,3 +307,13 @@ def test_they_are_listed_and_worked_off(notes: misses._Notes, shipped: Path, mon
     assert found.left == 0 and "2 kernels: 0 tuned before, 2 tuned now, 0 not tuned" in str(found)
     assert json.loads(misses_path(FACTS.slug).read_text())["misses"] == []
     assert listed().startswith("no model missed")
+
+
+@pytest.mark.parametrize(("nodes", "noted"), [(17, ["backward", "forward"]), (16, [])])
+def test_contractions_of_small_structures_are_kept_too(notes: misses._Notes, nodes: int, noted: list[str]) -> None:
+    """A node is much more work than an edge. 16 are the rows on which accelerate compares a contraction."""
+    contraction = SymmetricContraction("8x0e+8x1o", "8x0e", 2, num_elements=3)
+    x = torch.randn(nodes, 8, 4, requires_grad=True)
+    contraction(x, torch.zeros(nodes, dtype=torch.long)).sum().backward()
+    notes.write()
+    assert sorted(miss.direction for miss in read_misses(FACTS)) == noted

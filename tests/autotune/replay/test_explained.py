@@ -93,7 +93,7 @@ def test_the_command(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None
 
     def run(*words: str) -> tuple[int, str, str]:
         with pytest.raises(SystemExit) as end:
-            main(["explain-defaults", *words, "--results", str(tmp_path)])
+            main(["explain-defaults", "--results", str(tmp_path), *words])
         return int(str(end.value.code)), *capsys.readouterr()
 
     assert "NVIDIA Test:\nconv forward: 1 kernel, 1 schedule within 5%" in run()[1]
@@ -101,6 +101,9 @@ def test_the_command(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None
     assert data["device"] == GPU.slug and data["rules"][0]["studies"] == ["small"]
     code, _, error = run("nvidia-tset")
     assert code == 2 and "nvidia-test" in error
+    (tmp_path / "empty").mkdir()
+    code, _, error = run("nvidia-h200", "--results", str(tmp_path / "empty"))
+    assert code == 2 and "has no trials of nvidia-h200. A wheel does not carry" in error and "CHECKOUT/results" in error
 
 
 def test_the_real_trials_are_covered_by_far_fewer_schedules() -> None:

@@ -178,6 +178,20 @@ def test_a_peer_that_was_left_out_did_not_fail(tmp_path: Path) -> None:
     assert "left out" in text and "a longer --budget, or --peers, includes it" in text
 
 
+def test_the_table_says_why_a_peer_failed_and_what_few_samples_mean(tmp_path: Path) -> None:
+    results = write_results(tmp_path / "results", ("mace-made-up",), trials=0)
+    data = json.loads((results / f"{SLUG}.json").read_text())
+    for entry in data["entries"]:
+        entry["peers"] = {
+            "e3nn": {"time_us": 9.0, "q1_us": 9.0, "q3_us": 9.0, "samples": 3},
+            "e3nn-compiled": {"error": "the compiler\n   crashed"},
+        }
+    write(results / f"{SLUG}.json", data)
+    table = summary_table(results)
+    assert "(3 samples): so few give no interval" in table
+    assert table.endswith("e3nn compiled failed: the compiler crashed")
+
+
 def test_unreadable_results_keep_the_old_page(tmp_path: Path) -> None:
     path = tmp_path / "reports" / f"{SLUG}.html"
     path.parent.mkdir()

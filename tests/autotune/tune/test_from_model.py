@@ -46,6 +46,8 @@ from kernelgen.compat import o3
 from kernelgen.device import device_facts
 from kernelgen.errors import InputError
 from kernelgen.kernels.product.schedule import HostSchedule
+from kernelgen.problem.product import TensorProductProblem
+from kernelgen.version import GENERATOR_VERSION
 from kernelgen.watchers import WATCHERS
 
 FACTS = device_facts("cpu")
@@ -161,6 +163,34 @@ def test_directions_of_one_kernel_make_one_workload_and_tuned_ones_are_left_out(
     }
     order = Workload("x", workload.problem, "conv", workload.graph).directions
     assert list(workload.directions) == sorted(workload.directions, key=order.index), "as in a whole search"
+
+
+def test_a_kernel_of_too_few_trials_is_gone_on_with(shipped: Path) -> None:
+    requests = recording_of(SmallNet()).requests
+    for request in requests:
+        count = 8 if request.direction == "forward" else 40
+        trials = {"file": "", "count": count, "ok": count, "ended": "time"}
+        store(shipped, FACTS, tuned(request, generator=GENERATOR_VERSION, trials=trials))
+    needs = needs_of(requests, FACTS)
+    assert all(need.is_tuned for need in needs)
+    (workload,) = workloads_for(needs, "box")
+    assert workload.directions == ("forward",)
+    found = run.ModelTuning("m", "cpu", needs, needs, {})
+    assert found.left == 1 and "tuned already: too few trials (8)" in str(found)
+    assert "0 not tuned; 1 not finished" in str(found) and "nothing is left" not in str(found)
+    more = workloads_for(needs_of(requests, FACTS, trials=50), "box")
+    assert more[0].directions == ("forward", "backward"), "the user wants more trials"
+
+
+def test_names_made_from_keys_are_explained(shipped: Path) -> None:
+    problem = TensorProductProblem.channelwise("+".join(f"8x{degree}e" for degree in range(8)), "0e", "0e")
+    request = Request(problem.key, "plain", "forward", "float32", "mul_ir", False, 500, 0)
+    known = Request(load_all()["tiny"].key, "plain", "forward", "float32", "mul_ir", False, 500, 0)
+    needs = needs_of(sources_of([request, known]), FACTS)
+    (line,) = run.opaque_names(needs)
+    label = label_of(problem, "plain", {})
+    assert line.startswith(f"{label} is 8x0e+8x1e+")
+    assert line in str(run.ModelTuning("m", "cpu", needs, needs, {}))
 
 
 def test_convolutions_come_first_and_names_do_not_depend_on_the_model() -> None:

@@ -43,12 +43,15 @@ def test_a_log_has_a_line_every_ten_seconds(clock: Clock) -> None:
         progress.step("mace: comparing forward")
         clock.now += 11
         progress.step("mace: comparing backward")
+        clock.now += 30
+        progress.update()
     lines = [line.replace("\xa0", " ") for line in out.getvalue().splitlines()]
     assert lines == [
         "mace forward: 3/40 trials, best 4.20 ms, default 5.10 ms, 1 failed, 50 s left",
         "mace forward: 3/40 trials, best 4.20 ms, default 5.10 ms, 1 failed, 40 s left",
         "mace forward: 3/40 trials, best 4.20 ms, default 5.10 ms, 1 failed",
         "mace: comparing backward: 23 s left",
+        "mace: comparing backward: 7 s over the budget",
     ]
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import math
 import types
 from pathlib import Path
@@ -19,12 +20,16 @@ from autotune.database.store import Database, database_path, device_record, read
 from autotune.errors import DatabaseError
 from autotune.measure import trial as certificate
 from autotune.measure.timing import ratio_interval, timing_of
+from autotune.measure.trial import Outcome
 from autotune.tune import publish as publishing
-from autotune.tune.publish import contenders, gained, publish, verdict_of, winner_of
-from autotune.workload.config import load_graphs
+from autotune.tune.publish import contenders, gained, publish, verdict_of, why_kept, why_unfinished, winner_of
+from autotune.tune.run import open_study
+from autotune.tune.settings import resolve
+from autotune.workload.config import TuneConfig, load_graphs
 from autotune.workload.workload import Workload, moved_bytes
 from kernelgen.device import device_facts
 from kernelgen.kernels.product.schedule import HostSchedule
+from kernelgen.version import GENERATOR_VERSION
 
 ROUNDS = 60
 
@@ -114,7 +119,13 @@ def study(path: Path, *ranked: HostSchedule) -> Any:
     """What publishing reads of a study: three trials, of which two passed."""
     finished = {number: {"state": state} for number, state in enumerate(("ok", "crashed", "ok"))}
     space = types.SimpleNamespace(default=DEFAULT)
-    given = {"ranking": ranked, "schedule_of": lambda line: line, "finished": finished, "sampler": "tpe"}
+    given = {
+        "ranking": ranked,
+        "schedule_of": lambda line: line,
+        "finished": finished,
+        "sampler": "tpe",
+        "ended": "",
+    }
     return types.SimpleNamespace(space=space, path=path, **given)
 
 
@@ -138,6 +149,71 @@ def compared(*names: str, slow: str = "") -> ComparisonResult:
         certificates={name: {which: {"edges": len(name)} for which in each} for name, each in by_direction.items()},
         copy_bandwidth=1e9,
     )
+
+
+def gains(ratio: float) -> dict[str, float]:
+    return {"ratio": ratio, "low": ratio - 0.05, "high": ratio + 0.05, "level": 0.95}
+
+
+@pytest.mark.parametrize(
+    ("changes", "trials", "why"),
+    [
+        ({}, None, "too few trials (8)"),
+        ({"runner_up": gains(1.02)}, None, "unclear (8)"),
+        ({"count": 39, "runner_up": gains(1.02)}, None, "unclear (39)"),
+        ({"count": 40, "runner_up": gains(1.02)}, None, ""),
+        ({"count": 40, "runner_up": gains(1.02), "conditions": {"noise": "busy"}}, None, "unclear, not at rest"),
+        ({"count": 12}, None, ""),
+        ({"count": 12}, 20, "too few trials (12)"),
+        ({"count": 12, "ended": "exhausted"}, 20, ""),
+        ({"count": 1, "ended": "trials"}, None, ""),
+        ({"generator": "0.1.0+0123456789"}, None, ""),
+    ],
+)
+def test_a_search_of_few_trials_or_without_a_verdict_is_not_finished(
+    changes: dict[str, Any], trials: int | None, why: str
+) -> None:
+    given = {"count": 8, "ended": "time"} | {key: changes[key] for key in ("count", "ended") if key in changes}
+    rest = {key: value for key, value in changes.items() if key not in given}
+    default = {"schedule": DEFAULT, "generator": GENERATOR_VERSION, "trials": {"ok": given["count"]} | given}
+    assert why_unfinished(entry(**(default | rest)), trials) == why
+
+
+def test_a_published_entry_of_more_trials_stays_unless_the_new_one_is_faster_by_its_interval(tmp_path: Path) -> None:
+    def why(old: dict[str, Any], new: dict[str, Any]) -> str:
+        both = {"generator": GENERATOR_VERSION, "software": {}}
+        store(tmp_path, FACTS, entry(**(both | old), label="first"))
+        database = Database.load(database_path(tmp_path, FACTS.slug))
+        return why_kept(database, entry(**(both | new), label="l2"), {}, None)
+
+    eight, one = {"trials": {"count": 8}}, {"trials": {"count": 1}}
+    told = why(eight | {"gain": gains(1.3)}, one | {"gain": gains(1.35)})
+    assert told.startswith("the published entry of 8 trials (first) stays: the new one rests on 1")
+    assert why(eight | {"gain": gains(1.3)}, one), "the default"
+    assert not why(eight | {"gain": gains(1.3)}, one | {"gain": gains(1.45)})
+    assert not why(eight | {"schedule": DEFAULT}, one | {"gain": gains(1.1)}), "the default was published"
+    assert not why(one, eight) and not why(eight, eight)
+    assert not why(eight | {"generator": "0.1.0+0", "gain": gains(1.3)}, one), "a stale one"
+
+
+def test_a_study_goes_on_with_the_trials_of_the_same_kernel_under_another_label(tmp_path: Path) -> None:
+    settings, _ = resolve(TuneConfig(tmp_path, (WORK,)), "cpu", 9.0, 3, "random", None, 0, tmp_path, False)
+    with open_study(WORK, "forward", settings, None) as first:
+        assert first.finished == {}
+        proposal = first.propose()
+        assert proposal is not None
+        first.finish(proposal, Outcome("ok", time_us=5.0, samples_us=(5.0,)))
+        cited = first.path.relative_to(tmp_path).as_posix()
+    identity = dict(
+        zip(
+            ("problem", "operation", "direction", "dtype", "layout", "graph_class"),
+            WORK.identity("forward"),
+            strict=False,
+        )
+    )
+    store(tmp_path, FACTS, entry(**identity, trials={"file": cited, "count": 1, "ok": 1}))
+    with open_study(dataclasses.replace(WORK, label="other"), "forward", settings, None) as second:
+        assert len(second.finished) == 1 and second.path == first.path
 
 
 def test_contenders_are_the_default_and_the_best_three_others(tmp_path: Path) -> None:
