@@ -166,7 +166,9 @@ def model(
     of_model: dict[str, Any] = {"name": opened.name, "graph": opened.graph, "on_found": _say_what_is_left}
 
     def tuned(stopped: Callable[[], bool]) -> ModelTuning:
-        return tune_passes(opened.model, opened.passes, left - PAGES_S, search, folder, stopped=stopped, **of_model)
+        return tune_passes(
+            opened.model, opened.passes, left - options.PAGES_S, search, folder, stopped=stopped, **of_model
+        )
 
     _conclude(tuned, on, folder, reports)
 
