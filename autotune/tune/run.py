@@ -168,7 +168,7 @@ class _Job:
                 return [], interrupted
             database = Database.load(path, record)
             ready = {name: s for name, s in self.studies.items() if name in self.searched or not self.fewest_trials}
-            known = _still_valid(workload, ready, database)
+            known = _still_valid(workload, ready, database, unfinished=not self.fewest_trials)
             if len(known) == len(ready):
                 why = "nothing new to publish" if ready else "too few trials to publish; a later run goes on"
                 progress.note(f"{workload.label}: {why}")
@@ -285,10 +285,11 @@ def _share_until(end: float | None, left: int) -> float | None:
     return None if end is None else now + max(0.0, end - now) / left
 
 
-def _still_valid(workload: Workload, studies: Mapping[str, Study], database: Database) -> list[Entry]:
-    """Entries of this generator that are based on exactly the present trials, and need no other comparison.
+def _still_valid(workload: Workload, studies: Mapping[str, Study], database: Database, unfinished: bool) -> list[Entry]:
+    """Entries of this generator that are based on exactly the present trials.
 
-    An unfinished one does if the machine was not at rest, or to note that its search has come to an end.
+    unfinished: those that are not finished count too. Else another comparison may find the machine at rest, or notes
+    that the search has come to an end.
     """
     found = (database.get(workload.identity(direction)) for direction in studies)
     return [
@@ -298,7 +299,7 @@ def _still_valid(workload: Workload, studies: Mapping[str, Study], database: Dat
         and entry.generator == GENERATOR_VERSION
         and entry.trials.get("count") == len(study.finished)
         and entry.default["schedule"] == study.space.default.to_dict()
-        and not (why_unfinished(entry) and (entry.conditions.get("noise") or study.ended in ("patience", "exhausted")))
+        and (unfinished or not why_unfinished(entry))
     ]
 
 
