@@ -52,7 +52,7 @@ SCREENS = {
         f"{PYTHON} -W ignore -m autotune certify my.model --quick --paths equitune --dtype float64 --device cpu "
         "--results results --reports reports",
         needs="mace",
-        width=128,
+        width=162,
     ),
     "accelerate": Screen(
         "python -c 'from autotune import accelerate; ...; print(accelerate(model))'",
