@@ -80,9 +80,11 @@ def _fail(message: str) -> NoReturn:
 
 
 def _show_warning(message: Warning | str, category: type[Warning], *_: Any, **__: Any) -> None:
-    from autotune.models.package import NOISE  # it imports torch, which who warns has imported
+    noise: tuple[str, ...] = ()
+    if sys.modules.get("torch"):  # whose warnings these are; it may be broken
+        from autotune.models.package import NOISE as noise
 
-    if not str(message).startswith(NOISE):
+    if not str(message).startswith(noise):
         print(f"equitune: warning: {with_fit_texts(' '.join(str(message).split()))}", file=sys.stderr)
 
 

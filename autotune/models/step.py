@@ -239,8 +239,8 @@ class QuickSteps:
         step = f"inputs kept on {device}, neighbors{'' if device.type == 'cpu' else ' by vesin'} there"
         if self._kept is not None and self._kept.refusal:
             return f"{step}, not one launch each, because {self._kept.refusal}"
-        if device.type == "cpu":
-            return f"{step}, padded, not one launch each, because a CPU has no graphs" if self._captured else step
+        if self._captured and device.type == "cpu":
+            return f"{step}, padded, not one launch each, because a CPU has no graphs"
         return f"{step}, one launch each" if self._kept is not None and self._kept.launches else step
 
     def capture_at_once(self) -> None:
