@@ -208,8 +208,6 @@ def _figures(entry: Entry, facts: DeviceFacts) -> Iterator[str]:
 def _verdict(entry: Entry) -> str:
     if entry.gain:
         return f"{verdict_of(entry)}, {interval_text(entry.gain)}"
-    if entry.schedule != entry.default["schedule"]:
-        return "faster than the default by the medians; this older entry has no interval"
     second = f"; the runner-up {interval_text(entry.runner_up)} as fast" if entry.runner_up else ""
     return verdict_of(entry) + second
 

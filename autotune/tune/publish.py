@@ -205,13 +205,18 @@ def winner_of(
 
 
 def verdict_of(entry: Entry) -> str:
-    """Whether the published schedule is faster than the default, or the default confirmed, by intervals alone."""
+    """Whether the published schedule is faster than the default, or the default confirmed, by intervals alone.
+
+    Without an interval, after too few rounds or in an older entry, it is unclear.
+    """
     if entry.gain:
         return f"{FASTER} than the default"
+    if entry.schedule != entry.default["schedule"]:
+        return f"{FASTER} than the default by the medians; this older entry has no interval"
     second = entry.runner_up
     if not second and entry.trials.get("ok", 0) < 2:
         return "only the default was tried"
-    is_clear = not second or verdict((second["low"], second["high"])) in (SAME, SLOWER)
+    is_clear = bool(second) and verdict((second["low"], second["high"])) in (SAME, SLOWER)
     return "default confirmed" if is_clear else "unclear, so the default stays"
 
 
@@ -224,7 +229,8 @@ def why_unfinished(entry: Entry, trials: int | None = None) -> str:
     """
     if entry.generator != GENERATOR_VERSION:
         return ""
-    count, unclear = entry.trials.get("count", 0), verdict_of(entry).startswith("unclear")
+    count = entry.trials.get("count", 0)
+    unclear = bool(entry.runner_up) and verdict_of(entry).startswith("unclear")
     if unclear and entry.conditions.get("noise"):
         return "unclear, not at rest"
     ended = entry.trials.get("ended") or "time"

@@ -79,6 +79,7 @@ def test_more_candidates_do_not_make_noise_a_gain() -> None:
 def test_a_default_that_wins_is_confirmed_or_unclear_by_the_interval_of_the_second() -> None:
     fields = entry().to_dict() | {"gain": {}}
     fields["trials"] = {"file": "", "count": 3, "ok": 3}
+    fields["schedule"] = fields["default"]["schedule"]
 
     def text(*samples: list[float]) -> str:
         _, gain, runner_up = judged(*samples)
@@ -87,9 +88,11 @@ def test_a_default_that_wins_is_confirmed_or_unclear_by_the_interval_of_the_seco
     assert text(*rounds(1.0, 1.1, noise=0.01)) == text(*rounds(1.0, 1.0, noise=0.01)) == "default confirmed"
     assert text(*rounds(1.0, 1.0, noise=0.2)) == "unclear, so the default stays"
     assert text(*rounds(1.0, 0.8, noise=0.01)) == "faster than the default"
+    assert text([1.0], [1.1]) == "unclear, so the default stays", "one round has no interval"
     assert verdict_of(Entry.from_dict(fields | {"trials": {"count": 1, "ok": 1}})) == "only the default was tried"
     faster = Entry.from_dict(fields | {"gain": {"ratio": 1.25, "low": 1.2, "high": 1.3, "level": 0.95}})
-    told = gained([faster, Entry.from_dict(fields | {"direction": "double_backward"})])
+    slower = {"ratio": 0.9, "low": 0.88, "high": 0.92, "level": 0.95}
+    told = gained([faster, Entry.from_dict(fields | {"direction": "double_backward", "runner_up": slower})])
     assert told == "faster than the default: forward 1.25x (1.20 to 1.30); default confirmed: double backward"
 
 
