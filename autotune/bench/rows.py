@@ -245,11 +245,9 @@ def geometric_mean(values: Iterable[float]) -> float:
 
 
 def summary_lines(rows: Sequence[Row]) -> list[str]:
-    lines = [
-        *_reasons(rows),
-        "",
-        f"{counted(len(rows), 'row')}; speed-up over the fastest peer, geometric mean (worst row):",
-    ]
+    compared = any(ratio(row) is not None for row in rows)
+    what = "speed-up over the fastest peer, geometric mean (worst row):" if compared else "no peer has a time"
+    lines = [*_reasons(rows), "", f"{counted(len(rows), 'row')}; {what}"]
     groups: dict[tuple[str, ...], list[Row]] = {}
     for row in rows:
         kind = "deterministic" if row.get("deterministic") else ""
@@ -313,6 +311,8 @@ def _below(rows: Sequence[Row]) -> list[str]:
     slow = sorted(((value, row) for row in rows if (value := ratio(row)) is not None), key=lambda item: item[0])
     below = [(value, row) for value, row in slow if value < TARGET]
     lost = sum(value < 1.0 for value, _ in below)
+    if not slow:
+        return []
     lines = [f"rows with a speed-up below 1.00: {lost}; below {TARGET}: {len(below)} of {len(slow)}"]
     return lines + [f"  {value:.3f} {row_name(row)} ({fastest_peer(row)})" for value, row in below]
 

@@ -97,6 +97,13 @@ def test_the_parts_of_a_comparison_are_told_the_longest_first() -> None:
     assert text == "4.3 s: sample forward 3.0, set up 1.2"
 
 
+def test_a_summary_without_a_peers_time_says_so() -> None:
+    alone = row()
+    alone["times"] = {name: alone["times"][name] for name in alone["times"] if name.startswith("equitune")}
+    text = "\n".join(summary_lines([alone]))
+    assert "1 row; no peer has a time" in text and "speed-up" not in text
+
+
 def test_markdown_has_a_line_a_row_and_the_summary() -> None:
     rows = [row(), row("backward", peer=None, deterministic=True)]
     lines = markdown_text(rows).replace("\N{NO-BREAK SPACE}", " ").splitlines()
