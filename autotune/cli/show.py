@@ -22,7 +22,7 @@ from autotune.database.maintenance import facts_of_record, stale_entries
 from autotune.database.store import Table, database_dirs, database_path, device_files, device_record, load_table
 from autotune.errors import ConfigError
 from autotune.extras import typed
-from autotune.text import direction_name, interval_text, time_text
+from autotune.text import contender_name, direction_name, interval_text, time_text
 from autotune.tune.publish import verdict_of
 from autotune.workload.config import find_problem, load_all, load_config
 from autotune.workload.kinds.base import Problem
@@ -97,8 +97,9 @@ def show(
     problem, is_here = find_problem(given) if isinstance(given, str) else given, not isinstance(device, DeviceFacts)
     facts = device if isinstance(device, DeviceFacts) else device_facts(device)
     if operation not in operations_of(problem):
-        operation, layout = operations_of(problem)[0], None
+        operation = operations_of(problem)[0]
     kind = kernel_kind(operation)
+    layout = None if operation == "harmonics" else layout
     if isinstance(graph_class, str):
         graph_class = GraphClass.parse(graph_class)
     kernel = (problem.key, operation, dtype)
@@ -142,7 +143,9 @@ def _next_step(problem: Problem, operation: str, backend: str, tuned: bool) -> s
         if any((workload.problem, workload.operation) == (problem, operation) for workload in workloads):
             found.append((len(workloads), name))
     if not found:
-        return "write a config with this problem as its table [problems.NAME], then type " + typed("tune FILE")
+        model = f"{typed('tune model MODEL --structure FILE')} for the model that runs it"
+        table = kernel_kind(operation).table
+        return f"{model}, or {typed('tune FILE')} for a config with this problem as its table [{table}.NAME]"
     return typed(f"{'bench' if tuned else 'tune'} {min(found)[1]}")
 
 
@@ -165,11 +168,22 @@ def _tuning(tuning: Tuning, facts: DeviceFacts) -> Iterator[str]:
     if tuning.entry is None:
         yield _row("  figures", "none, this schedule was not measured")
         return
+    if tuning.schedule != tuning.entry.tuned_schedule:
+        yield _row(
+            "  but",
+            "the figures are of the entry's own schedule: " + _changes(tuning.schedule, tuning.entry.tuned_schedule),
+        )
     yield from _figures(tuning.entry, facts)
 
 
 def _knobs(schedule: Knobs) -> str:
     return ", ".join(f"{name}={value}" for name, value in dataclasses.asdict(schedule).items())
+
+
+def _changes(schedule: Knobs, other: Knobs) -> str:
+    """The knobs in which they differ, with the values of ``other``."""
+    ours, theirs = dataclasses.asdict(schedule), dataclasses.asdict(other)
+    return ", ".join(f"{name}={value}" for name, value in theirs.items() if ours.get(name) != value) or "the same"
 
 
 def _figures(entry: Entry, facts: DeviceFacts) -> Iterator[str]:
@@ -178,13 +192,16 @@ def _figures(entry: Entry, facts: DeviceFacts) -> Iterator[str]:
     yield _row("  graph", f"{graph['name']}, {size}")
     quartiles = f"quartiles {time_text(entry.q1_us)} to {time_text(entry.q3_us)}"
     yield _row("  time", f"{time_text(entry.time_us)} ({quartiles})")
-    yield _row("  default", f"{time_text(entry.default['time_us'])}, {_ratio(entry.default, entry)}")
+    default = _changes(entry.tuned_schedule, kernel_kind(entry.operation).read(entry.default["schedule"]))
+    yield _row(
+        "  default", f"{time_text(entry.default['time_us'])}, {_ratio(entry.default, entry)}; its knobs: {default}"
+    )
     yield _row("  verdict", _verdict(entry))
     if not entry.peers:
         yield _row("  peers", "none were timed beside it")
     for index, (name, peer) in enumerate(sorted(entry.peers.items())):
         figure = f"{time_text(peer['time_us'])}, {_ratio(peer, entry)}" if "time_us" in peer else str(peer["error"])
-        yield _row("  peers" if index == 0 else "", f"{name}: {figure}")
+        yield _row("  peers" if index == 0 else "", f"{contender_name(name)}: {figure}")
     share = f"{entry.floor_us / entry.time_us:.0%} of the time"
     yield _row("  floor", f"{time_text(entry.floor_us)} for the memory traffic ({share})")
     errors = ", ".join(f"{slot} {value:.1e}" for slot, value in entry.errors.items())

@@ -36,9 +36,9 @@ def test_show_tells_schedule_origin_and_figures(shipped: Path) -> None:
         "channel_block=8",
         "mof, 11,872 edges, 424 nodes",
         "1.50 ms (quartiles 1.40 ms to 1.70 ms)",
-        "3.00 ms, 2.00 times",
+        "3.00 ms, 2.00 times the tuned time; its knobs: path_groups=",
         "e3nn: 45.0 ms, 30.00 times",
-        "openequivariance: not installed",
+        "OpenEquivariance: not installed",
         "g 3.0e-07",
         "0.1.0+0123456789",
     ):
