@@ -102,6 +102,11 @@ def show(
     layout = None if operation == "harmonics" else layout
     if isinstance(graph_class, str):
         graph_class = GraphClass.parse(graph_class)
+    if graph_class and graph_class.operation != operation:
+        like = dataclasses.replace(graph_class, operation=operation).text
+        raise ConfigError(
+            f"graph class {graph_class.text} is of another kind; expected one of {operation}, such as {like}"
+        )
     kernel = (problem.key, operation, dtype)
     known = [e for e in _table(facts.slug).by_identity.values() if (e.problem, e.operation, e.dtype) == kernel]
     size = graph_class.text if graph_class else "of any size"
@@ -236,7 +241,9 @@ def _same_kernel(entry: Entry, facts: DeviceFacts) -> str:
     stale = stale_entries(Table.of(device_record(facts), [entry]), {})
     if not stale:
         return f"; this one, {GENERATOR_VERSION}, makes the same kernel"
-    return f"; {'; '.join(stale[0].reasons)}: the figures may not hold, {typed('db retune')} measures anew"
+    return (
+        f"; {'; '.join(stale[0].reasons)}: the figures may not hold, {typed('db retune')} on that device measures anew"
+    )
 
 
 def _ratio(other: Mapping[str, Any], entry: Entry) -> str:

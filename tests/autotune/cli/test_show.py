@@ -118,6 +118,10 @@ def test_show_has_all_that_the_database_of_another_device_has(shipped: Path) -> 
     assert "machine  not recorded" in blocks[2] and "the figures may not hold" in blocks[2]
     one = show.show(PROBLEM.key, device=facts, layout="mul_ir")
     assert "tuned, mul_ir" in one and "tuned, ir_mul" not in one
+    with pytest.raises(
+        ConfigError, match="radial-e17-d7 is of another kind; expected one of conv, such as conv-e17-d7"
+    ):
+        show.show(PROBLEM.key, device=facts, graph_class="radial-e17-d7")
     large = show.show(PROBLEM.key, device=facts, graph_class="conv-e17-d7").split("\n\n")
     assert "wanted     conv, float32, any layout, graph conv-e17-d7\n" in large[0]
     assert large[1].startswith("forward: tuned, ir_mul, conv-e17-d7") and large[2].startswith("backward: ")
