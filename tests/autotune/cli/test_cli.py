@@ -122,7 +122,7 @@ def test_module_and_mistake_in_a_process_of_its_own() -> None:
         (("tune", "misses", "quick"), "unexpected extra argument"),
         (("tune", "misses", "--structure", "mof"), "No such option: --structure"),
         (("tune", "quick", "--training"), "No such option: --training"),
-        (("tune", "model", "m:f", "--shared"), "No such option: --shared"),
+        (("tune", "model", "m:f", "--devices", "all"), "No such option: --devices"),
         (("tune", "model", "no.model", "--structure", "mof"), "model file no.model does not exist"),
         (("tune", "model", "mace-mp-0-mediun", "--structure", "mof"), "did you mean 'mace-mp-0-medium'?"),
         (("tune", "model", "README.md", "--structure", "mof"), "README.md ends in '.md'; expected a file of a model"),
@@ -451,7 +451,8 @@ def test_doctor_table_and_json_agree(command: Command) -> None:
     assert findings["peers", "e3nn (cpu)"]["value"] == "usable"
 
     code, table, _ = command("doctor")
-    assert code == 0 and all(row["value"] in table for row in findings.values())  # in a file no path is broken
+    # In a file no path is broken. What is in parentheses may change between two calls: how many kernels the cache has.
+    assert code == 0 and all(row["value"].partition(" (")[0] in table for row in findings.values())
     assert table.splitlines()[-1].startswith("next: ")
     for _, name in findings:
         assert name in table

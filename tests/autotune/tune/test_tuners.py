@@ -120,7 +120,7 @@ def test_the_command_hands_devices_on(
 
 def test_tuners_of_a_model_may_share_a_folder(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     searches: list[dict[str, Any]] = []
-    opened = SimpleNamespace(name="m", model=None, passes={}, graph="g", replaced="")
+    opened = SimpleNamespace(name="m", model=None, passes={}, graph="g", replaced="", dtype="")
     monkeypatch.setattr("autotune.tune.model_passes.open_named", lambda *_: opened)
 
     def tune_passes(model: Any, passes: Any, seconds: float, search: dict[str, Any], *_: Any, **__: Any) -> ModelTuning:
