@@ -69,7 +69,7 @@ def output_of(screen: Screen) -> str:
     with tempfile.TemporaryDirectory() as folder:
         whole = f"({screen.run}) 2>&1"
         done = subprocess.run(whole, shell=True, cwd=folder, env=environment, text=True, stdout=subprocess.PIPE)
-        text = done.stdout.replace(folder, "~").replace(str(DOCS.parent), "~/equitune")
+        text = done.stdout.replace(folder, "~").replace(str(DOCS.parent), "~/equitune").replace(str(Path.home()), "~")
     if done.returncode != 0:
         raise SystemExit(f"{screen.shown} failed:\n{text}")
     lines = [line.rstrip() for line in text.splitlines()]
