@@ -309,10 +309,10 @@ def _our_time(row: Row, name: str) -> float | None:
 
 def _below(rows: Sequence[Row]) -> list[str]:
     slow = sorted(((value, row) for row in rows if (value := ratio(row)) is not None), key=lambda item: item[0])
-    below = [(value, row) for value, row in slow if value < TARGET]
-    lost = sum(value < 1.0 for value, _ in below)
     if not slow:
         return []
+    below = [(value, row) for value, row in slow if value < TARGET]
+    lost = sum(value < 1.0 for value, _ in below)
     lines = [f"rows with a speed-up below 1.00: {lost}; below {TARGET}: {len(below)} of {len(slow)}"]
     return lines + [f"  {value:.3f} {row_name(row)} ({fastest_peer(row)})" for value, row in below]
 

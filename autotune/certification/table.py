@@ -8,7 +8,7 @@ from typing import Any
 
 from autotune.bench.contenders import STOCK
 from autotune.certification.checks import FAIL, REFUSED
-from autotune.text import MISSING
+from autotune.text import MISSING, counted
 
 
 def table_of(record: Mapping[str, Any]) -> str:
@@ -51,11 +51,7 @@ def table_of(record: Mapping[str, Any]) -> str:
 
 def beside(record: Mapping[str, Any]) -> str:
     """On how many structures, and what is the truth."""
-    return f"{_counted(len(record['structures']), 'structure')}, beside {record['reference']}"
-
-
-def _counted(count: int, what: str) -> str:
-    return f"{count} {what}{'' if count == 1 else 's'}"
+    return f"{counted(len(record['structures']), 'structure')}, beside {record['reference']}"
 
 
 def verdict_text(row: Mapping[str, Any]) -> str:
@@ -94,6 +90,6 @@ def _cell_texts(cell: Mapping[str, Any]) -> tuple[str, ...]:
 
     where, small = cell["structure"], cell.get("smallest")
     if small is not None:
-        where = f"{small['structure']}, {_counted(small['atoms'], 'atom')}: {small['formula']}"
+        where = f"{small['structure']}, {counted(small['atoms'], 'atom')}: {small['formula']}"
     value = "not finite" if cell["value"] is None else f"{cell['value']:.1e} {cell['unit']}"
     return value, text(cell["limit"]), text(cell["stock"]), text(cell["mev_per_atom"]), where

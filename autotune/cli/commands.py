@@ -132,6 +132,22 @@ def doctor(as_json: options.Json = False) -> None:
 app.add_typer(cli_tune.app, name="tune")
 app.add_typer(cli_bench.app, name="bench")
 
+CertificateFolder = Annotated[
+    Path | None,
+    typer.Option(
+        help="The record goes to certificates/ in this folder. Default: results/ of a checkout, else "
+        "$EQUITUNE_DATABASE or the platform's data folder.",
+        rich_help_panel=options.OUTPUT,
+    ),
+]
+CertificatePages = Annotated[
+    Path | None,
+    typer.Option(
+        help="Folder of the page. Default: reports/ of a checkout, or reports/ in the folder of the results.",
+        rich_help_panel=options.OUTPUT,
+    ),
+]
+
 
 @app.command(
     epilog=options.examples(
@@ -157,21 +173,8 @@ def certify(
     quick: Annotated[bool, typer.Option("--quick", help="3 runs and 6 steps in place of 10 and 20.")] = False,
     thorough: Annotated[bool, typer.Option("--thorough", help="500 steps, 8 directions in place of 2.")] = False,
     seed: Annotated[int, typer.Option(help="Of the structures, rotations and displacements.")] = 0,
-    results: Annotated[
-        Path | None,
-        typer.Option(
-            help="The record goes to certificates/ in this folder. Default: results/ of a checkout, else "
-            "$EQUITUNE_DATABASE or the platform's data folder.",
-            rich_help_panel=options.OUTPUT,
-        ),
-    ] = None,
-    reports: Annotated[
-        Path | None,
-        typer.Option(
-            help="Folder of the page. Default: reports/ of a checkout, or reports/ in the folder of the results.",
-            rich_help_panel=options.OUTPUT,
-        ),
-    ] = None,
+    results: CertificateFolder = None,
+    reports: CertificatePages = None,
 ) -> None:
     """Compare each path of a model with stock in float64, on drawn structures or yours; exit code 1 if one differs."""
     from autotune.errors import ConfigError

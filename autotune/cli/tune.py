@@ -162,13 +162,11 @@ def model(
         print(
             f"in {opened.dtype}, {'as given' if dtype else f'as in the file; for another: --dtype {other}'}", flush=True
         )
-    left = (seconds or DEFAULT_BUDGET_S) - (time.monotonic() - begin)
+    left = what_is_left(seconds or DEFAULT_BUDGET_S, begin)
     of_model: dict[str, Any] = {"name": opened.name, "graph": opened.graph, "on_found": _say_what_is_left}
 
     def tuned(stopped: Callable[[], bool]) -> ModelTuning:
-        return tune_passes(
-            opened.model, opened.passes, left - options.PAGES_S, search, folder, stopped=stopped, **of_model
-        )
+        return tune_passes(opened.model, opened.passes, left, search, folder, stopped=stopped, **of_model)
 
     _conclude(tuned, on, folder, reports)
 

@@ -144,10 +144,10 @@ def preferred(ours: Entry, theirs: Entry, generator: str = GENERATOR_VERSION) ->
     if max(trials) >= MORE_TRIALS * max(1, min(trials)):
         taken = trials[1] > trials[0]
         return taken, f"{'theirs' if taken else 'ours'} has more finished trials ({max(trials)}, not {min(trials)})"
-    if _is_faster(theirs, ours) or _is_faster(ours, theirs):
-        taken = _is_faster(theirs, ours)
-        times = [time_text(entry.time_us) for entry in ((theirs, ours) if taken else (ours, theirs))]
-        return taken, f"{'theirs' if taken else 'ours'} is faster ({times[0]}, not {times[1]})"
+    taken = _is_faster(theirs, ours)
+    if taken or _is_faster(ours, theirs):
+        fast, slow = (time_text(entry.time_us) for entry in ((theirs, ours) if taken else (ours, theirs)))
+        return taken, f"{'theirs' if taken else 'ours'} is faster ({fast}, not {slow})"
     taken = theirs.date > ours.date
     return taken, f"{'theirs' if taken else 'ours'} is newer ({max(ours.date, theirs.date)})"
 
