@@ -33,7 +33,7 @@ from autotune.bench.contenders import (
 )
 from autotune.bench.rows import DEFAULT
 from autotune.errors import PeerError
-from autotune.measure.timing import synchronize
+from autotune.measure.timing import joules_a_call, synchronize
 from autotune.models.package import Outputs
 from autotune.models.step import PATIENCE
 from autotune.models.whole_model import WholeModel
@@ -222,6 +222,8 @@ class ModelSession:
         samples = wall_samples_ms(step, self.device, effort)
         cell |= wall_figures(samples, len(self._given(structure)[0])) | {"first_call_s": first_call_s}
         cell |= {} if peak is None else {"peak_mib": peak}
+        joules = joules_a_call(step, self.device)
+        cell |= {} if joules is None else {"joules": round(joules, 4)}
         return cell | ({"note": self.note} if self.note else {})
 
     @answers

@@ -156,6 +156,17 @@ def throttle_reasons(device: torch.device) -> set[str]:
     return {text for name, text in THROTTLES.items() if active & getattr(nvml, f"nvmlClocksThrottleReason{name}", 0)}
 
 
+def energy_j(device: torch.device) -> float | None:
+    """Joules that a GPU has taken so far, by a counter that moves a few times a second; None where NVML has none."""
+    nvml, handle = _nvml(device)
+    if nvml is None:
+        return None
+    try:
+        return float(nvml.nvmlDeviceGetTotalEnergyConsumption(handle)) / 1e3
+    except Exception:  # not on this GPU
+        return None
+
+
 def gpu_processes(device: torch.device, since_us: int) -> int:
     """The number of other processes that computed on a GPU since a time of the host's clock, in microseconds."""
     nvml, handle = _nvml(device)

@@ -24,7 +24,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from autotune.measure.conditions import Conditions, Watch, waited_ns
+from autotune.measure.conditions import Conditions, Watch, energy_j, waited_ns
 from kernelgen.errors import InputError
 
 MIN_SAMPLES = 10
@@ -42,6 +42,9 @@ LONG_CALL_S = 1.0
 MIN_HOST_CALLS, HOST_CALLS, HOST_ROW_S = 10, 50, 0.02
 # Number of calls to measure peak memory, and the pause before each, in which other threads release the last call's.
 PEAK_CALLS, PEAK_PAUSE_S = 3, 1e-3
+# Seconds of calls in a row whose energy is measured, those before it, about those between two readings, and the longest
+# between two steps of a counter that moves.
+ENERGY_S, STEADY_S, READING_S, COUNTER_S = 1.0, 0.3, 0.01, 5.0
 # Device clock cycles of the wait before a sample: about a millisecond, doubled, up to about 130 ms, until it exceeds
 # the least time in which the host launched a warm call; and again if the device reached a sample before the host had
 # launched all of it, several times in a row. A single time may be a delay of the host, and all contenders should
@@ -278,6 +281,38 @@ def synchronize(device: torch.device | str) -> None:
     """Wait for a GPU; a CPU has done its work."""
     if torch.device(device).type == "cuda":
         torch.cuda.synchronize(device)
+
+
+def joules_a_call(call: Callable[[], object], device: torch.device | str, seconds: float = ENERGY_S) -> float | None:
+    """Energy of the whole GPU for one of many calls in a row, with warm caches; None where it is not counted.
+
+    From one step of the counter to another, at least ``seconds`` apart, after so many calls that the power is steady.
+    """
+    where = torch.device(device)
+    if energy_j(where) is None:
+        return None
+    began, rows = time.perf_counter(), 0
+    while rows == 0 or time.perf_counter() - began < STEADY_S:
+        call()
+        synchronize(where)
+        rows += 1
+    each_row = max(1, int(READING_S * rows / (time.perf_counter() - began)))
+
+    def counted(least_s: float) -> tuple[int, float]:
+        """Calls until the counter next moves after ``least_s``, and what it says then; NaN if it does not move."""
+        begin, calls, last = time.perf_counter(), 0, energy_j(where)
+        while (passed := time.perf_counter() - begin) < least_s + COUNTER_S or calls <= each_row:
+            for _ in range(each_row):
+                call()
+            synchronize(where)
+            calls, before, last = calls + each_row, last, energy_j(where)
+            if last is not None and last != before and passed >= least_s:
+                return calls, last
+        return calls, math.nan
+
+    _, first_j = counted(0.0)
+    calls, last_j = counted(seconds)
+    return None if math.isnan(last_j - first_j) else (last_j - first_j) / calls
 
 
 def sm_clock_mhz(device: torch.device | str) -> int | None:

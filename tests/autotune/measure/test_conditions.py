@@ -126,3 +126,21 @@ def test_without_nvml_nothing_is_known_of_a_gpu(monkeypatch: pytest.MonkeyPatch)
     conditions._nvml.cache_clear()
     assert Watch("cuda:0").read() == Conditions()
     conditions._nvml.cache_clear()
+
+
+def test_energy_of_a_call_is_that_of_whole_steps_of_the_counter(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert timing.joules_a_call(lambda: None, "cpu") is None
+    clock = [0.0]
+    device = gpu(monkeypatch, 0, [])
+    nvml, _ = conditions._nvml(device)
+    # 300 W, in steps of 0.1 s.
+    nvml.nvmlDeviceGetTotalEnergyConsumption = lambda handle: 300e3 * 0.1 * int(clock[0] * 10 + 1e-6)
+    monkeypatch.setattr(timing.time, "perf_counter", lambda: clock[0])
+    monkeypatch.setattr(timing, "synchronize", lambda device: None)
+
+    def call() -> None:
+        clock[0] += 2e-3
+
+    assert timing.joules_a_call(call, device) == pytest.approx(0.6, rel=0.03)
+    nvml.nvmlDeviceGetTotalEnergyConsumption = lambda handle: 0
+    assert timing.joules_a_call(call, device) is None, "the counter does not move"
