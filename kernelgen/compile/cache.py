@@ -14,12 +14,13 @@ import hashlib
 import json
 import os
 import shutil
-from collections.abc import Callable
-from contextlib import suppress
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import filelock
 import platformdirs
 
 from kernelgen.compile.job import Job, fresh_folder, sweep_once
@@ -30,6 +31,8 @@ from kernelgen.kernels.source import Source
 _WRITABLE_BY_OTHERS = 0o022
 # The beginning of the names of folders that are not entries: new ones, and damaged ones on their way out.
 _TEMPORARY = ".new"
+# The longest wait for another process that compiles the same kernel, in seconds.
+WAIT_S = 300.0
 
 
 @dataclass(frozen=True)
@@ -83,6 +86,24 @@ def find(key: str, binary_name: str) -> Binary | None:
         return Binary(folder / binary_name, dict(entry["resources"]))
     except (OSError, ValueError, KeyError, TypeError):
         return None
+
+
+@contextmanager
+def one_at_a_time(key: str) -> Iterator[None]:
+    """Inside, no other process or thread compiles the kernel of ``key``: of many that start together one compiles.
+
+    Where a lock cannot be had (a read-only folder, a file system without locks, after ``WAIT_S``) it goes on without.
+    """
+    lock = filelock.FileLock(cache_dir() / f".lock-{key[:32]}", timeout=WAIT_S, mode=0o600)
+    try:
+        with suppress(OSError, NotImplementedError, filelock.Timeout):
+            cache_dir().mkdir(mode=0o700, parents=True, exist_ok=True)
+            lock.acquire()
+        yield
+    finally:
+        if lock.is_locked:
+            Path(lock.lock_file).unlink(missing_ok=True)
+            lock.release()
 
 
 def publish(

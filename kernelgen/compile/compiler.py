@@ -72,19 +72,18 @@ def compile_by(job: Job, source: Source) -> Binary:
     key = cache.key_of(source, job)
     binary = cache.find(key, job.binary_name)
     if binary is None:
-        data, resources = job.compile(source)
-        binary = cache.publish(
-            key,
-            job.binary_name,
-            data,
-            job.source_name,
-            source.text,
-            resources,
-            lambda path: job.check(path, source.entry),
-        )
+        with cache.one_at_a_time(key):
+            binary = cache.find(key, job.binary_name) or _compiled(job, source, key)
     if debug_level():
         _write_debug(source, job, key, binary)
     return binary
+
+
+def _compiled(job: Job, source: Source, key: str) -> Binary:
+    data, resources = job.compile(source)
+    return cache.publish(
+        key, job.binary_name, data, job.source_name, source.text, resources, lambda path: job.check(path, source.entry)
+    )
 
 
 def compile_many(

@@ -2,13 +2,16 @@
 
 A shortlist is the schedule that is likeliest to be fast where nobody has searched, and the next likely ones. All are
 compiled at once, in threads. Then they run by turns with a cold cache, a few times each. One whose results differ from
-the first one's is not taken.
+the first one's is not taken. Processes that train one model together (``torch.distributed``) take the choice of the
+process that made it first, so that all of them run the same kernels.
 """
 
 from __future__ import annotations
 
 import functools
+import hashlib
 import itertools
+import json
 import math
 import statistics
 import time
@@ -99,8 +102,26 @@ def choose(
         raise made[0]
     x = operands[0]
     assert x is not None
-    times_us = times_of(usable, x.device)
+    names = (operator.problem.key, operator.operation, operator.layout, str(x.dtype), direction.name)
+    times_us = agreed((*names, *(schedule.key for schedule in schedules)), lambda: times_of(usable, x.device))
+    if usable[best_of(times_us)] is None:
+        times_us = times_of(usable, x.device)
     return Choice(operator, direction, graph.num_edges, graph.num_out, schedules, times_us, best_of(times_us))
+
+
+def agreed(shortlist: Sequence[object], take: Callable[[], tuple[float, ...]]) -> tuple[float, ...]:
+    """The times of a shortlist by ``take``, or those that another process of ``torch.distributed``'s group took first.
+
+    Nobody waits for another process: all take them, unless one is ready, and the first one's count.
+    """
+    distributed = torch.distributed
+    if not (distributed.is_available() and distributed.is_initialized() and distributed.get_world_size() > 1):
+        return take()
+    store = distributed.distributed_c10d._get_default_store()
+    key = "equitune/first-run/" + hashlib.sha256("\n".join(map(str, shortlist)).encode()).hexdigest()
+    if not store.check([key]):
+        store.compare_set(key, "", json.dumps(take()))
+    return tuple(json.loads(store.get(key)))
 
 
 def _make_all(make: Callable[[Any], AnyRunner], schedules: Sequence[Any]) -> list[AnyRunner | EquituneError]:

@@ -10,6 +10,8 @@ import multiprocessing
 import os
 import subprocess
 import sys
+import time
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
@@ -19,8 +21,9 @@ from kernelgen import CacheError, CompileError, ToolMissingError, cuda_facts, de
 from kernelgen.compile import cache
 from kernelgen.compile import gpu as nvrtc
 from kernelgen.compile.cache import cache_dir
-from kernelgen.compile.compiler import compile_many, compile_source
+from kernelgen.compile.compiler import compile_by, compile_many, compile_source
 from kernelgen.compile.host import find_host_compiler
+from kernelgen.compile.job import Job
 from kernelgen.kernels.source import Source
 
 HOST = device_facts("cpu")
@@ -127,6 +130,29 @@ def test_processes_that_store_and_damage_the_same_kernels_agree() -> None:
     assert all(cache.find(key, "kernel.so") is not None for key in KEYS)
     assert len(list(cache_dir().glob("*/*"))) == len(KEYS)
     assert not list(cache_dir().glob("*/.*")), "temporary directories were left behind"
+
+
+def test_of_many_that_ask_together_one_compiles() -> None:
+    begun: list[float] = []
+
+    def compile_slowly(source: Source) -> tuple[bytes, dict]:
+        begun.append(time.monotonic())
+        time.sleep(0.2)
+        return b"binary", {}
+
+    job = Job("made up", (), "none", "kernel.bin", "kernel.txt", compile_slowly, lambda path, entry: None)
+    with ThreadPoolExecutor(4) as pool:
+        found = list(pool.map(lambda _: compile_by(job, Source("text", "entry")), range(4)))
+    assert len(begun) == 1 and len({binary.path for binary in found}) == 1
+    assert not list(cache_dir().glob(".lock-*"))
+
+
+def test_without_a_lock_kernels_are_compiled_all_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(*given: object, **named: object) -> None:
+        raise NotImplementedError("no locks here")
+
+    monkeypatch.setattr(cache.filelock.FileLock, "acquire", refuse)
+    assert compile_source(Source(ANSWER.text + "// unlocked\n", "c++"), HOST).path.exists()
 
 
 def test_rejected_source_gives_the_log_and_stores_nothing() -> None:

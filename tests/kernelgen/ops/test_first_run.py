@@ -16,7 +16,7 @@ from kernelgen.errors import CompileError
 from kernelgen.kernels.product.schedule import CudaSchedule, HostSchedule
 from kernelgen.ops import first_run
 from kernelgen.ops.base import OPERATORS, resolve
-from kernelgen.ops.first_run import FEWEST_EDGES, LISTENERS, Choice, best_of, times_of
+from kernelgen.ops.first_run import FEWEST_EDGES, LISTENERS, Choice, agreed, best_of, times_of
 from kernelgen.ops.harmonics import build_harmonics
 from kernelgen.ops.product import Operator, build
 from kernelgen.ops.vectors import HarmonicProduct
@@ -212,3 +212,20 @@ def test_on_a_gpu_one_is_chosen_by_its_time_and_never_while_a_graph_is_captured(
     for choice in choices:
         assert len(choice.times_us) == 4 and all(0 < time < 1e5 for time in choice.times_us)
         assert operator.schedules[choice.direction.name] == choice.schedules[best_of(choice.times_us)]
+
+
+def test_processes_that_train_together_take_the_first_ones_choice(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of two processes, one after the other, with different times."""
+    store, distributed = torch.distributed.HashStore(), torch.distributed
+    monkeypatch.setattr(distributed, "is_initialized", lambda: True)
+    monkeypatch.setattr(distributed, "get_world_size", lambda: 2)
+    monkeypatch.setattr(distributed.distributed_c10d, "_get_default_store", lambda: store)
+    assert agreed(("product", "a", "b"), lambda: (2.0, 1.0)) == (2.0, 1.0)
+    assert agreed(("product", "a", "b"), lambda: pytest.fail("taken again")) == (2.0, 1.0)
+    assert agreed(("product", "a", "c"), lambda: (1.0, math.inf)) == (1.0, math.inf), "another shortlist"
+
+    def taken_meanwhile() -> tuple[float, ...]:
+        agreed(("at once",), lambda: (3.0, 4.0))
+        return 4.0, 3.0
+
+    assert agreed(("at once",), taken_meanwhile) == (3.0, 4.0)
