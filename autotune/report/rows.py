@@ -400,6 +400,7 @@ MIB = 2.0**20
 NOTHING_TUNED = hash_of_text("")
 PASS_NAMES = {
     "energy_forces": "energies and forces",
+    "energy_forces_stress": "energies, forces and stress",
     "training": "training step",
     "md_step": "step of molecular dynamics (ASE)",
 }
