@@ -46,8 +46,8 @@ STRUCTURES = {
     "aspirin": "aspirin",
     "mof": "MOF-5",
 }
-ENERGY_FORCES, TRAINING, MD_STEP = "energy_forces", "training", "md_step"
-PASSES = {ENERGY_FORCES: "energies and forces", TRAINING: "training"}
+ENERGY_FORCES, STRESS, TRAINING, MD_STEP = "energy_forces", "energy_forces_stress", "training", "md_step"
+PASSES = {ENERGY_FORCES: "energies and forces", STRESS: "with stress", TRAINING: "training"}
 ABSENT = "-"
 
 
@@ -115,20 +115,25 @@ def mean_and_least(ratios: Sequence[float]) -> str:
     return f"{ratio_text(geometric_mean(known))} ({ratio_text(min(known))})" if known else ABSENT
 
 
-def model_steps(name: str, kind: str) -> str:
-    """Times of one pass: captured, eager, the fastest other path, stock."""
+def model_steps(name: str, *kinds: str) -> str:
+    """Times of some passes: captured, eager, the fastest other path, stock."""
     lines = []
-    for row in (row for row in model_rows(name) if row["pass"] == kind):
+    for row in (row for row in model_rows(name) if row["pass"] in kinds):
         cells = [row["contenders"].get(contender) for contender in (CAPTURED, TUNED)]
         shown = [cell_text(cell) for cell in cells]
         other = fastest_other(row)
         shown.append(time_text(other) if other else ABSENT)
         shown.append(cell_text(row["contenders"].get(STOCK)))
-        place = f"{STRUCTURES[row['structure']]}, {row['atoms']:,} atoms"
-        lines.append([f"{MODELS[row['model']]}, {place}", *shown])
+        lines.append([place_of(row), *shown])
     columns = ["model, structure", "Equitune, captured", "Equitune", "fastest other path", "stock"]
     kept = [0, *(at for at in range(1, 5) if any(line[at] != ABSENT for line in lines))]
     return table([columns[at] for at in kept], ([line[at] for at in kept] for line in lines))
+
+
+def place_of(row: dict[str, Any]) -> str:
+    """Model, structure, atoms, and whether stress was asked for apart."""
+    stress = ", with stress" * (row["pass"] == STRESS)
+    return f"{MODELS[row['model']]}, {STRUCTURES[row['structure']]}, {row['atoms']:,} atoms{stress}"
 
 
 def simulation_steps() -> str:
@@ -138,8 +143,7 @@ def simulation_steps() -> str:
     for row in (row for row in model_rows(GPU_MODELS) if row["pass"] == MD_STEP):
         cells = row["contenders"]
         shown = [cell_text(cells.get(name)) for name in (TUNED, *others, STOCK)]
-        place = f"{MODELS[row['model']]}, {STRUCTURES[row['structure']]}, {row['atoms']:,} atoms"
-        lines.append([place, *shown, f"{nanoseconds_a_day(cells[TUNED]['wall_ms']):.1f}"])
+        lines.append([place_of(row), *shown, f"{nanoseconds_a_day(cells[TUNED]['wall_ms']):.1f}"])
     return table(["a step by ASE", "Equitune", *others.values(), STOCK, "ns a day with Equitune"], lines)
 
 
@@ -163,12 +167,11 @@ def cell_text(cell: dict[str, Any] | None) -> str:
 def memory_of_models() -> str:
     """Most memory of a step of energies and forces."""
     lines = []
-    for row in (row for row in model_rows(GPU_MODELS) if row["pass"] == ENERGY_FORCES):
+    for row in (row for row in model_rows(GPU_MODELS) if row["pass"] in (ENERGY_FORCES, STRESS)):
         held = {name: cell["peak_mib"] for name, cell in row["contenders"].items() if cell.get("peak_mib")}
         others = [size for name, size in held.items() if not is_ours(name) and name != STOCK]
         sizes = [held.get(TUNED), held.get(CAPTURED), min(others, default=None), held.get(STOCK)]
-        name = f"{MODELS[row['model']]}, {STRUCTURES[row['structure']]}"
-        lines.append([name, *(ABSENT if size is None else f"{size:,.0f}" for size in sizes)])
+        lines.append([place_of(row), *(ABSENT if size is None else f"{size:,.0f}" for size in sizes)])
     return table(["MiB", "Equitune", "Equitune, captured", "leanest other path", "stock"], lines)
 
 
@@ -359,9 +362,9 @@ TABLES = {
     "model-gains": model_gains,
     "simulation-steps": simulation_steps,
     "lammps-steps": lammps_steps,
-    "gpu-energies": lambda: model_steps(GPU_MODELS, ENERGY_FORCES),
+    "gpu-energies": lambda: model_steps(GPU_MODELS, ENERGY_FORCES, STRESS),
     "gpu-training": lambda: model_steps(GPU_MODELS, TRAINING),
-    "cpu-energies": lambda: model_steps(CPU_MODELS, ENERGY_FORCES),
+    "cpu-energies": lambda: model_steps(CPU_MODELS, ENERGY_FORCES, STRESS),
     "cpu-training": lambda: model_steps(CPU_MODELS, TRAINING),
     "memory": memory_of_models,
     "largest": largest_crystals,
