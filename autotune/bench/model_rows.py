@@ -165,12 +165,14 @@ def _installed(distribution: str) -> str | None:
 
 
 def is_of_one_run(row: Mapping[str, Any]) -> bool:
-    """Whether all cells of a row were measured on one host within :data:`RUN_HOURS`."""
+    """Whether all cells of a row say that they were measured on one host, within :data:`RUN_HOURS`."""
     cells = row["contenders"].values()
-    if not all("date" in cell and "host" in cell for cell in cells):
+    try:
+        hosts = {cell["host"] for cell in cells}
+        dates = [datetime.fromisoformat(cell["date"]) for cell in cells]
+        return len(hosts) == 1 and max(dates) - min(dates) <= timedelta(hours=RUN_HOURS)
+    except (KeyError, TypeError, ValueError):
         return False
-    dates = sorted(datetime.fromisoformat(cell["date"]) for cell in cells)
-    return len({cell["host"] for cell in cells}) < 2 and dates[-1] - dates[0] <= timedelta(hours=RUN_HOURS)
 
 
 def _ours_now(facts: DeviceFacts) -> str:

@@ -79,6 +79,8 @@ def _bar(row: ModelRow, name: str, role: str) -> Bar:
 
 def _facts(row: ModelRow) -> list[str]:
     facts = [f"{count(row.atoms)} atoms, {count(row.edges)} edges"]
+    if not row.of_one_run:
+        facts.append("its paths were measured in several runs")
     if row.figure(TUNED, "us_per_atom") > 0:
         facts.append(f"{significant(row.figure(TUNED, 'us_per_atom'))}\N{NO-BREAK SPACE}µs an atom")
     if row.nanoseconds_a_day(TUNED) > 0:

@@ -13,6 +13,7 @@ import numpy as np
 import pandas as pd
 
 from autotune.bench.largest import is_largest
+from autotune.bench.model_rows import ENOUGH, is_of_one_run
 from autotune.bench.rows import less_accurate
 from autotune.database.maintenance import hash_of_text
 from autotune.measure.timing import LEVEL, ratio_interval
@@ -485,6 +486,17 @@ class ModelRow:
 
     def device_us(self, contender: str | None) -> float:
         return 1e3 * self.figure(contender, "device_ms")
+
+    def few_samples(self, contender: str) -> str:
+        """``4 samples``, where a time has fewer than ten."""
+        samples = self.contenders.get(contender, {}).get("wall_samples_ms")
+        few = isinstance(samples, list) and len(samples) < ENOUGH
+        return f"{len(samples)} samples" if few else ""
+
+    @property
+    def of_one_run(self) -> bool:
+        """Whether all its paths were measured in one run on one host."""
+        return is_of_one_run({"contenders": self.contenders})
 
     def memory(self, contender: str | None) -> float:
         """Peak memory in bytes."""

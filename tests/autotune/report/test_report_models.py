@@ -210,6 +210,17 @@ def test_a_captured_step_has_a_bar_of_its_own() -> None:
     assert "captured" not in plain(bars(choice, "")) and "Captured" not in plain(models_section([ModelRow(training)]))
 
 
+def test_a_row_of_several_runs_and_a_time_of_few_samples_say_so() -> None:
+    record = model_row("made-up-mace", "made-up-molecule", "energy_forces")
+    said = "its paths were measured in several runs"
+    assert said not in models.model_choice(ModelRow(record)).facts
+    assert "of several runs" not in plain(models_section([ModelRow(record)]))
+    record["contenders"]["stock"]["host"] = "another"
+    assert said in models.model_choice(ModelRow(record)).facts
+    assert "energies and forces, cells of several runs" in plain(models_section([ModelRow(record)]))
+    assert "3 samples" in plain(models_section([ModelRow(record)])), "as many as the sample has"
+
+
 def test_bars_are_to_scale_and_a_far_longer_one_is_cut() -> None:
     choice = models.model_choice(ModelRow(model_row("made-up-mace", "made-up-molecule", "energy_forces", 1.5)))
     drawn = bars(choice, "")
