@@ -32,7 +32,7 @@ from autotune.database.store import database_path, device_record, replace_file, 
 from autotune.errors import DatabaseError
 from autotune.models.package import Package
 from autotune.models.whole_model import published_models
-from autotune.text import JOINT, is_ours, significant, time_text
+from autotune.text import CAPTURED, JOINT, is_ours, path_and_form, significant, time_text
 from kernelgen.device import DeviceFacts
 from kernelgen.files import parse_json
 from kernelgen.version import GENERATOR_VERSION
@@ -245,6 +245,13 @@ def _cell_text(cell: Mapping[str, Any], ours: Mapping[str, Any]) -> str:
     return "  ".join([*parts, errors]).rstrip()
 
 
+def our_form(cells: Mapping[str, Any]) -> str:
+    """Equitune's form to compare: its captured one where that is faster, if others ran captured or compiled too."""
+    times = {name: cells[name]["wall_ms"] for name in (OURS, CAPTURED) if cells.get(name, {}).get("wall_ms")}
+    is_alike = any(path_and_form(name)[1] for name in cells if not is_ours(name))
+    return min(times, key=times.__getitem__) if is_alike and times else OURS
+
+
 def best_other(row: Row) -> tuple[str, float] | None:
     """The fastest contender without Equitune, and its milliseconds."""
     times = {
@@ -254,7 +261,7 @@ def best_other(row: Row) -> tuple[str, float] | None:
 
 
 def table_lines(rows: Sequence[Row]) -> list[str]:
-    """One line per row: Equitune's step, and how many times as long the fastest other path, stock and untuned take.
+    """One line per row: Equitune's step in the form of :func:`our_form`, and how many times as long others take.
 
     Equitune inside cuEquivariance's conversion has a column where a row has it. A star: its cells are of several runs.
     """
@@ -274,7 +281,7 @@ def aligned(body: Sequence[Sequence[str]]) -> list[str]:
 
 def _line(row: Row) -> tuple[str, ...]:
     cells = row["contenders"]
-    ours, stock, default = (cells.get(name, {}) for name in (OURS, STOCK, DEFAULT))
+    ours, stock, default = (cells.get(name, {}) for name in (our_form(cells), STOCK, DEFAULT))
     other = best_other(row)
     shown = "-" if "wall_ms" not in ours else time_text(ours["wall_ms"] * 1e3)
     beside = "-" if other is None else f"{_ratio(other[1], ours)} {other[0]}"
@@ -285,7 +292,7 @@ def _line(row: Row) -> tuple[str, ...]:
 
 
 def _joint(cells: Mapping[str, Any]) -> str:
-    return _ratio_of(cells.get(JOINT, {}), cells.get(OURS, {}))
+    return _ratio_of(cells.get(JOINT, {}), cells.get(our_form(cells), {}))
 
 
 def _ratio_of(cell: Mapping[str, Any], ours: Mapping[str, Any]) -> str:

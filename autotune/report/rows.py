@@ -13,7 +13,7 @@ import numpy as np
 import pandas as pd
 
 from autotune.bench.largest import is_largest
-from autotune.bench.model_rows import ENOUGH, is_of_one_run
+from autotune.bench.model_rows import ENOUGH, is_of_one_run, our_form
 from autotune.bench.rows import less_accurate
 from autotune.database.maintenance import hash_of_text
 from autotune.measure.timing import LEVEL, ratio_interval
@@ -27,6 +27,7 @@ from autotune.text import (
     direction_name,
     is_ours,
     kind_text,
+    path_and_form,
     significant,
     time_text,
 )
@@ -549,19 +550,39 @@ class ModelRow:
     def _others(self) -> list[str]:
         return [name for name in self.contenders if not is_ours(name) and self.time_us(name) > 0]
 
+    @property
+    def rival(self) -> str:
+        """The path of the fastest, in whatever form it ran."""
+        return path_and_form(self.fastest or "")[0]
+
+    @property
+    def ours(self) -> str:
+        """Equitune's form that is compared with the fastest."""
+        return our_form(self.contenders)
+
     def over(self, contender: str | None) -> float:
-        """How many times as fast as ``contender`` Equitune is."""
+        """How many times as fast as ``contender`` Equitune is, eager."""
         return self.time_us(contender) / self.time_us(TUNED)
 
     @property
     def ratio(self) -> float:
-        """Speed-up over the fastest other path."""
-        return self.over(self.fastest)
+        """Speed-up over the fastest other path, each in its fastest form."""
+        return self.time_us(self.fastest) / self.time_us(self.ours)
+
+    @property
+    def device_ratio(self) -> float:
+        """The least time of the device that another path takes, over ours: what the kernels alone give."""
+        known = [self.device_us(name) for name in self._others]
+        return min((time for time in known if time > 0), default=math.nan) / self.device_us(self.ours)
+
+    def capture_ratio(self, path: str) -> float:
+        """A path's eager time over its captured one."""
+        return self.time_us(path) / self.time_us(f"{path}-captured")
 
     @property
     def memory_ratio(self) -> float:
         """Peak memory over that of the fastest other path."""
-        return self.memory(TUNED) / self.memory(self.fastest)
+        return self.memory(self.ours) / self.memory(self.fastest)
 
 
 def model_rows(record: dict[str, Any], largest: bool = False) -> tuple[ModelRow, ...]:
