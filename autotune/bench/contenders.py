@@ -89,10 +89,10 @@ def build(contender: str, model: WholeModel) -> tuple[WholeModel, str]:
     path, form = path_and_form(contender)
     if form:
         require_usable(contender, model.device)
-        made, said = build(path, model)
+        eager, said = build(path, model)
         if form == _CAPTURED:
-            return captured_form(made), said
-        return made.with_module(model.package.in_compiled_form(made.module, form, model.device)), said
+            return captured_form(eager), said
+        return eager.with_module(model.package.in_compiled_form(eager.module, form, model.device)), said
     if contender in (OURS, DEFAULT):
         return model, _accelerated(model.module, KIND_NAMES)
     if contender in (STREAMED, FUSED):

@@ -491,8 +491,7 @@ class ModelRow:
     def few_samples(self, contender: str) -> str:
         """``4 samples``, where a time has fewer than ten."""
         samples = self.contenders.get(contender, {}).get("wall_samples_ms")
-        few = isinstance(samples, list) and len(samples) < ENOUGH
-        return f"{len(samples)} samples" if few else ""
+        return f"{len(samples)} samples" if isinstance(samples, list) and len(samples) < ENOUGH else ""
 
     @property
     def of_one_run(self) -> bool:

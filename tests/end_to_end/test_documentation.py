@@ -372,13 +372,3 @@ def test_figures_of_lammps_are_those_of_its_rows() -> None:
     assert f"Two GPUs are {one / two:.2f} times as fast as one" in texts[1] and f"of the {two:.0f} ms" in texts[1]
     changed = max(row["atoms_that_changed_rank"] for row in rows)
     assert f"{changed:,} of SevenNet's atoms came to the other rank" in texts[1]
-
-
-def test_capture_and_memory_of_the_allegro_page_are_those_of_the_record() -> None:
-    rows = json.loads((ROOT / "results" / "models" / "nvidia-h200.json").read_text())["rows"]
-    (row,) = (
-        row for row in rows
-        if (row["model"], row["structure"], row["pass"]) == ("allegro-oam-l", "carbon", "energy_forces")
-    )  # fmt: skip
-    theirs, ours = (row["contenders"][name]["wall_ms"] for name in ("cuequivariance", "equitune"))
-    assert f"{theirs:.0f} ms for {ours:.0f} on" in (DOCS / "start" / "allegro.md").read_text()

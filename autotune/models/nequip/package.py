@@ -406,6 +406,8 @@ class AotInductorModel(torch.nn.Module):
     Read in nequip 0.19.1, ``nequip/scripts/compile.py``. stock: the model that was compiled.
     """
 
+    compiled: Any
+
     def __init__(self, stock: Any, data: dict[str, Any], device: str) -> None:
         from nequip.nn.compile import DictInputOutputWrapper
         from nequip.scripts._compile_utils import COMPILE_TARGET_DICT
