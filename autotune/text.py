@@ -44,12 +44,21 @@ NAMES = {
     "triton": "Allegro's Triton form",
     "mace": "MACE",
 }
+# Of whole models, after a path's name and a hyphen: how it runs, if not eagerly.
+FORMS = {"captured": "captured", "compiled": "compiled", "aotinductor": "AOTInductor"}
 MISSING = "\N{EN DASH}"
+
+
+def path_and_form(key: str) -> tuple[str, str]:
+    """``cuequivariance``, ``captured``; the form is empty for one that runs eagerly."""
+    path, _, form = key.rpartition("-")
+    return (path, form) if form in FORMS else (key, "")
 
 
 def contender_name(key: str) -> str:
     """A contender's name in a sentence."""
-    return NAMES.get(key, key)
+    path, form = path_and_form(key)
+    return NAMES[key] if key in NAMES else f"{NAMES.get(path, path)}, {FORMS[form]}" if form else key
 
 
 def is_ours(key: str) -> bool:

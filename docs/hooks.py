@@ -16,38 +16,20 @@ from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any, get_args
 
-from autotune.bench.dynamics import nanoseconds_a_day
-from autotune.bench.largest import is_largest
 from autotune.bench.rows import fastest_peer, geometric_mean, ratio
-from autotune.text import CAPTURED, DEFAULT, STOCK, TUNED, is_ours
+from autotune.report.models import PACKAGES, gains
+from autotune.report.rows import ModelRow
+from autotune.report.rows import model_rows as rows_of_models
+from autotune.text import CAPTURED, DEFAULT, STOCK, TUNED, contender_name, is_ours, path_and_form
 
 ROOT = Path(__file__).resolve().parents[1]
 MARK = re.compile(r"^<!-- table: ([a-z0-9-]+) -->$", re.MULTILINE)
 # The GPU and the CPU whose records the site shows.
 GPU, GPU_MODELS, CPU_MODELS = "bench/nvidia-h200", "models/nvidia-h200", "models/intel-xeon-processor-2-cores"
 LAMMPS = "lammps/nvidia-h200"
-# Names for readers, in the order of the tables.
-MODELS = {
-    "mace-mp-0-small": "MACE-MP-0 small",
-    "mace-mp-0-medium": "MACE-MP-0 medium",
-    "mace-mp-0-large": "MACE-MP-0 large",
-    "sevennet-l3i5": "SevenNet-l3i5",
-    "sevennet-0": "SevenNet-0",
-    "checkpoint_l3i5.pth": "SevenNet-l3i5, trained",
-    "checkpoint_sevennet_0.pth": "SevenNet-0, trained",
-    "nequip-oam-l": "NequIP-OAM-L",
-    "nequip-small": "NequIP, 64 features",
-    "allegro-oam-l": "Allegro-OAM-L",
-}
-STRUCTURES = {
-    "water-box": "water",
-    "carbon": "diamond",
-    "protein": "protein",
-    "aspirin": "aspirin",
-    "mof": "MOF-5",
-}
-ENERGY_FORCES, TRAINING, MD_STEP = "energy_forces", "training", "md_step"
-PASSES = {ENERGY_FORCES: "energies and forces", TRAINING: "training"}
+ENERGY_FORCES, STRESS, TRAINING, MD_STEP = "energy_forces", "energy_forces_stress", "training", "md_step"
+# Rows of a pass that are shown together.
+ENERGIES = (ENERGY_FORCES, STRESS)
 ABSENT = "-"
 
 
@@ -76,37 +58,40 @@ def time_text(milliseconds: float) -> str:
 # Whole models.
 
 
-def model_rows(name: str) -> list[dict[str, Any]]:
-    """Timed rows in the tables' order; those of the largest crystals are no times."""
-    rows = [row for row in record(name)["rows"] if not is_largest(row)]
-    place = {key: at for at, key in enumerate((*MODELS, *STRUCTURES, *PASSES, MD_STEP))}
-    return sorted(rows, key=lambda row: (place[row["model"]], place[row["structure"]], place[row["pass"]]))
+def model_rows(name: str) -> tuple[ModelRow, ...]:
+    """Timed rows in the order of a page; those of the largest crystals are no times."""
+    return rows_of_models(record(name))
 
 
-def times_of(row: dict[str, Any]) -> dict[str, float]:
-    """Milliseconds by contender, of those that ran."""
-    return {name: cell["wall_ms"] for name, cell in row["contenders"].items() if cell.get("wall_ms")}
+def place_of(row: ModelRow) -> str:
+    """Model and structure as a command names them, atoms, trained weights, and whether stress was asked for apart."""
+    trained, stress = ", trained" * (not row.random), ", with stress" * (row.text("pass") == STRESS)
+    return f"{row.text('model')}{trained}, {row.text('structure')}, {row.atoms:,.0f} atoms{stress}"
 
 
-def fastest_other(row: dict[str, Any]) -> float | None:
-    """Milliseconds of the fastest path that is neither ours nor stock."""
-    return min((t for name, t in times_of(row).items() if not is_ours(name) and name != STOCK), default=None)
+def gains_apart() -> str:
+    """By what is gained and package: the mean and the least of all rows, and their number."""
+    lines = []
+    for what, found in gains(model_rows(GPU_MODELS)).items():
+        if found:
+            cells = [f"{mean_and_least(of)}; {len(of)}" if (of := found.get(one)) else ABSENT for one in PACKAGES]
+            lines.append([what, *cells])
+    return table(["times as fast: mean (least); rows", *PACKAGES.values()], lines)
 
 
 def model_gains() -> str:
-    """By model and pass: the mean, and the least, of the fastest other path's time over ours, and of stock's."""
+    """By model and pass: the mean, and the least, over the fastest other path, and of stock's time over ours."""
     lines = []
-    rows = [row for row in model_rows(GPU_MODELS) if row["pass"] in PASSES]
-    for model in dict.fromkeys(row["model"] for row in rows):
+    kinds = {ENERGY_FORCES: "energies and forces", STRESS: "with stress", TRAINING: "training"}
+    rows = [row for row in model_rows(GPU_MODELS) if row.text("pass") in kinds]
+    for model in dict.fromkeys(row.text("model") for row in rows):
         cells = []
-        for kind in PASSES:
-            some = [row for row in rows if (row["model"], row["pass"]) == (model, kind)]
-            others = [(fastest_other(row) or math.nan) / times_of(row)[TUNED] for row in some]
-            stock = [times_of(row).get(STOCK, math.nan) / times_of(row)[TUNED] for row in some]
-            cells += [mean_and_least(others), mean_and_least(stock)]
-        lines.append([MODELS[model], *cells])
-    head = [f"{name}: over {path}" for name in PASSES.values() for path in ("the fastest other path", "stock")]
-    return table(["model", *head], lines)
+        for kind in kinds:
+            some = [row for row in rows if (row.text("model"), row.text("pass")) == (model, kind)]
+            stock = [row.time_us(STOCK) / row.time_us(row.ours) for row in some]
+            cells += [mean_and_least([row.ratio for row in some]), mean_and_least(stock)]
+        lines.append([model, *cells])
+    return table(["model", *(f"{name}: over {path}" for name in kinds.values() for path in ("all", "stock"))], lines)
 
 
 def mean_and_least(ratios: Sequence[float]) -> str:
@@ -115,73 +100,78 @@ def mean_and_least(ratios: Sequence[float]) -> str:
     return f"{ratio_text(geometric_mean(known))} ({ratio_text(min(known))})" if known else ABSENT
 
 
-def model_steps(name: str, kind: str) -> str:
-    """Times of one pass: captured, eager, the fastest other path, stock."""
+def model_steps(name: str, *kinds: str) -> str:
+    """Times of some passes: Equitune and the fastest other path in every form, and how many times as fast it is.
+
+    A column that says nothing, or the same as an earlier one, is left out.
+    """
+    columns = (
+        *("Equitune", "Equitune, captured", "the fastest other path", "its time", "its path eager"),
+        *("its path captured", "times as fast", "by device time", STOCK),
+    )
     lines = []
-    for row in (row for row in model_rows(name) if row["pass"] == kind):
-        cells = [row["contenders"].get(contender) for contender in (CAPTURED, TUNED)]
-        shown = [cell_text(cell) for cell in cells]
-        other = fastest_other(row)
-        shown.append(time_text(other) if other else ABSENT)
-        shown.append(cell_text(row["contenders"].get(STOCK)))
-        place = f"{STRUCTURES[row['structure']]}, {row['atoms']:,} atoms"
-        lines.append([f"{MODELS[row['model']]}, {place}", *shown])
-    columns = ["model, structure", "Equitune, captured", "Equitune", "fastest other path", "stock"]
-    kept = [0, *(at for at in range(1, 5) if any(line[at] != ABSENT for line in lines))]
-    return table([columns[at] for at in kept], ([line[at] for at in kept] for line in lines))
+    for row in (row for row in model_rows(name) if row.text("pass") in kinds):
+        times = (row.fastest, row.rival, f"{row.rival}-captured")
+        ratios = (ABSENT if math.isnan(value) else ratio_text(value) for value in (row.ratio, row.device_ratio))
+        fastest = contender_name(row.fastest or ABSENT)
+        shown = [*(time_of(row, one) for one in (TUNED, CAPTURED)), fastest, *(time_of(row, one) for one in times)]
+        lines.append([place_of(row), *shown, *ratios, time_of(row, STOCK)])
+    body = [list(column) for column in zip(*lines, strict=True)]
+    kept = [at for at, column in enumerate(body) if {*column} != {ABSENT} and column not in body[:at]]
+    heads = ("model, structure", *columns)
+    return table([heads[at] for at in kept], ([line[at] for at in kept] for line in lines))
 
 
 def simulation_steps() -> str:
     """Times of a step of molecular dynamics, by who computes the model; Equitune's with nanoseconds a day."""
-    others = {"cuequivariance": "cuEquivariance", "openequivariance": "OpenEquivariance", "symmetrix": "Symmetrix-XL"}
     lines = []
-    for row in (row for row in model_rows(GPU_MODELS) if row["pass"] == MD_STEP):
-        cells = row["contenders"]
-        shown = [cell_text(cells.get(name)) for name in (TUNED, *others, STOCK)]
-        place = f"{MODELS[row['model']]}, {STRUCTURES[row['structure']]}, {row['atoms']:,} atoms"
-        lines.append([place, *shown, f"{nanoseconds_a_day(cells[TUNED]['wall_ms']):.1f}"])
-    return table(["a step by ASE", "Equitune", *others.values(), STOCK, "ns a day with Equitune"], lines)
+    for row in (row for row in model_rows(GPU_MODELS) if row.text("pass") == MD_STEP):
+        others = [time_of(row, name) for name in ("cuequivariance", "openequivariance", "symmetrix", STOCK)]
+        fastest = f"{contender_name(row.fastest)}: {time_of(row, row.fastest)}" if row.fastest else ABSENT
+        day = f"{row.nanoseconds_a_day(row.ours):.1f}"
+        lines.append([place_of(row), time_of(row, row.ours), fastest, *others, day])
+    names = (contender_name(name) for name in ("cuequivariance", "openequivariance", "symmetrix"))
+    heads = ["a step by ASE", "Equitune", "the fastest other path", *names, STOCK, "ns a day with Equitune"]
+    return table(heads, lines)
+
+
+def time_of(row: ModelRow, path: str | None) -> str:
+    """A path's time of a step, or that it has no memory for one."""
+    if row.time_us(path) > 0:
+        return time_text(row.time_us(path) / 1e3)
+    cell = row.contenders.get(path or "", {})
+    return "out of memory" if cell.get("error") == "out of memory" else ABSENT
 
 
 def lammps_steps() -> str:
     """Times of a step of LAMMPS by ranks, each of which has a GPU, and how far forces are from one process's."""
     lines = []
     for row in record(LAMMPS)["rows"]:
-        name = f"{MODELS[row['model']]}, {STRUCTURES.get(row['structure'], row['structure'])}, {row['atoms']:,} atoms"
+        name = f"{row['model']}, {row['structure']}, {row['atoms']:,} atoms"
         lines.append([name, str(row["gpus"]), time_text(row["step_ms"]), f"{row['force_difference']:.1e}"])
     return table(["a step by LAMMPS", "GPUs", "Equitune", "largest difference of a force"], lines)
-
-
-def cell_text(cell: dict[str, Any] | None) -> str:
-    if cell is None:
-        return ABSENT
-    if cell.get("wall_ms"):
-        return time_text(cell["wall_ms"])
-    return "out of memory" if cell.get("error") == "out of memory" else ABSENT
 
 
 def memory_of_models() -> str:
     """Most memory of a step of energies and forces."""
     lines = []
-    for row in (row for row in model_rows(GPU_MODELS) if row["pass"] == ENERGY_FORCES):
-        held = {name: cell["peak_mib"] for name, cell in row["contenders"].items() if cell.get("peak_mib")}
-        others = [size for name, size in held.items() if not is_ours(name) and name != STOCK]
-        sizes = [held.get(TUNED), held.get(CAPTURED), min(others, default=None), held.get(STOCK)]
-        name = f"{MODELS[row['model']]}, {STRUCTURES[row['structure']]}"
-        lines.append([name, *(ABSENT if size is None else f"{size:,.0f}" for size in sizes)])
+    for row in (row for row in model_rows(GPU_MODELS) if row.text("pass") in ENERGIES):
+        others = {name for name in row.contenders if not is_ours(name) and path_and_form(name)[0] != STOCK}
+        least = min((size for name in others if (size := row.memory(name)) > 0), default=math.nan)
+        sizes = [row.memory(TUNED), row.memory(CAPTURED), least, row.memory(STOCK)]
+        lines.append([place_of(row), *(ABSENT if math.isnan(size) else f"{size / 2**20:,.0f}" for size in sizes)])
     return table(["MiB", "Equitune", "Equitune, captured", "leanest other path", "stock"], lines)
 
 
 def largest_crystals() -> str:
     """Atoms of the largest diamond crystal that fitted."""
-    rows = [row for row in record(GPU_MODELS)["rows"] if is_largest(row)]
     lines = []
-    for row in sorted(rows, key=lambda row: list(MODELS).index(row["model"])):
-        fitted = {name: cell["largest"]["atoms"] for name, cell in row["contenders"].items() if "largest" in cell}
+    for row in rows_of_models(record(GPU_MODELS), largest=True):
+        fitted = {name: cell["largest"]["atoms"] for name, cell in row.contenders.items() if "largest" in cell}
         ours = max(atoms for name, atoms in fitted.items() if is_ours(name))
-        others = max(atoms for name, atoms in fitted.items() if not is_ours(name))
-        lines.append([MODELS[row["model"]], f"{ours:,}", f"{others:,}"])
-    return table(["largest diamond crystal, atoms", "Equitune", "cuEquivariance"], lines)
+        other = max((name for name in fitted if not is_ours(name)), key=lambda name: fitted[name])
+        lines.append([row.text("model"), f"{ours:,}", f"{fitted[other]:,}", contender_name(other)])
+    return table(["largest diamond crystal, atoms", "Equitune", "the largest of another path", "which"], lines)
 
 
 # Kernels.
@@ -356,12 +346,13 @@ def _prose(text: str) -> str:
 
 
 TABLES = {
+    "gains": gains_apart,
     "model-gains": model_gains,
     "simulation-steps": simulation_steps,
     "lammps-steps": lammps_steps,
-    "gpu-energies": lambda: model_steps(GPU_MODELS, ENERGY_FORCES),
+    "gpu-energies": lambda: model_steps(GPU_MODELS, *ENERGIES),
     "gpu-training": lambda: model_steps(GPU_MODELS, TRAINING),
-    "cpu-energies": lambda: model_steps(CPU_MODELS, ENERGY_FORCES),
+    "cpu-energies": lambda: model_steps(CPU_MODELS, *ENERGIES),
     "cpu-training": lambda: model_steps(CPU_MODELS, TRAINING),
     "memory": memory_of_models,
     "largest": largest_crystals,

@@ -70,7 +70,6 @@ LONE = frozenset(
         "autotune.cli.replay",
         "autotune.cli.tune",
         "autotune.models.mace.patched",
-        "autotune.report.models",
         "autotune.report.tuning",
         "kernelgen.kernels.radial.warpgroup",
     }

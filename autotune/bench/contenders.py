@@ -1,5 +1,8 @@
 """Who takes part in a row, and how each is built: stock, the package's own fast paths, Equitune, and both together.
 
+Stock and fast paths take part in every form that is faster than eager: ``PATH-captured``, by ``autotune.capture``, and
+those in which the package compiles them, such as ``PATH-aotinductor``.
+
 A fast path that silently computes as stock would give a figure of stock under another name. So after it is built, the
 model must contain modules of the peer's package; else there is a reason in the place of a figure.
 """
@@ -22,7 +25,7 @@ from autotune.errors import ConfigError, PeerError, unknown_name
 from autotune.models.package import Package
 from autotune.models.stand_ins import CONVOLUTIONS, KIND_NAMES
 from autotune.models.whole_model import PACKAGES, WholeModel
-from autotune.text import CAPTURED, FUSED, STREAMED
+from autotune.text import CAPTURED, FUSED, STREAMED, path_and_form
 
 if TYPE_CHECKING:
     from autotune.models.capture_training import CapturedTraining
@@ -36,6 +39,7 @@ _PEERS = {
     "triton": ("triton", "triton"),
 }
 _JOINT = f"{OURS}+"
+_CAPTURED = "captured"
 _WITHOUT_KERNEL = ("Linear", "FullyConnectedTensorProduct")
 # Peers that choose kernels during their first calls get so many before they are timed; others settle in a few.
 TUNING_CALLS, WARM_UP_CALLS = 60, 3
@@ -44,6 +48,7 @@ TUNING_CALLS, WARM_UP_CALLS = 60, 3
 def contenders_of(package: Package) -> tuple[str, ...]:
     """All contenders of a package's models, Equitune first, then its other forms and inside another library's model."""
     together = (_JOINT + peer for peer in package.joined)
+    others = (STOCK, *package.peers)
     return (
         OURS,
         *((CAPTURED,) if package.captured else ()),
@@ -51,8 +56,9 @@ def contenders_of(package: Package) -> tuple[str, ...]:
         FUSED,
         *together,
         DEFAULT,
-        STOCK,
-        *package.peers,
+        *others,
+        *(f"{path}-{_CAPTURED}" for path in others if package.captured),
+        *(f"{path}-{form}" for form, paths in package.compiled.items() for path in paths),
         *((SYMMETRIX,) if package.name == "mace" else ()),
     )
 
@@ -80,14 +86,17 @@ def build(contender: str, model: WholeModel) -> tuple[WholeModel, str]:
     """The contender made of the stock model, and what is to be said of it. PeerError if it would be another."""
     if contender == STOCK:
         return model, ""
+    path, form = path_and_form(contender)
+    if form:
+        require_usable(contender, model.device)
+        eager, said = build(path, model)
+        if form == _CAPTURED:
+            return captured_form(eager), said
+        return eager.with_module(model.package.in_compiled_form(eager.module, form, model.device)), said
     if contender in (OURS, DEFAULT):
         return model, _accelerated(model.module, KIND_NAMES)
     if contender in (STREAMED, FUSED):
         return model, _with_weights_inside(contender, model)
-    if contender == CAPTURED:
-        require_usable(contender, model.device)
-        said = _accelerated(model.module, KIND_NAMES)
-        return captured_form(model), said
     if contender.startswith(_JOINT):
         converted, _ = build(contender.removeprefix(_JOINT), model)
         return converted, _accelerated(converted.module, (CONVOLUTIONS,))
@@ -134,6 +143,12 @@ class CapturedForm(WholeModel):
         atoms = torch.full((counts.graphs,), counts.atoms / counts.graphs, device=self.device)
         return self.training.forward(inputs, {"atoms": atoms})
 
+    def uncaptured_step(self, inputs: dict[str, Any], *, training: bool, stress: bool) -> None:
+        """Who chooses kernels in its first calls has done so before it is captured."""
+        self._prepare(training)
+        captured: Any = self.module
+        self.package.evaluate(captured.model, inputs, training=training, stress=stress)
+
     def forget(self) -> None:
         """Free what was captured."""
         both: tuple[Any, Any] = self.module, self.__dict__.get("training")
@@ -143,7 +158,7 @@ class CapturedForm(WholeModel):
 
 
 def captured_form(model: WholeModel) -> CapturedForm:
-    """Of an accelerated model."""
+    """Of a model, accelerated or not."""
     from autotune.models.capture import capture
 
     return CapturedForm(model.name, capture(model.module), model.package, model.device, model.published)
@@ -174,9 +189,10 @@ def require_usable(contender: str, device: str) -> None:
     """PeerError if what the contender needs is not installed, or does not run on the device."""
     if contender == SYMMETRIX and importlib.util.find_spec("symmetrix") is None:
         raise PeerError("not installed; pip install symmetrix-xl-cuda13-sm90, or what fits the device")
-    if contender == CAPTURED and torch.device(device).type != "cuda":
+    path, form = path_and_form(contender)
+    if form == _CAPTURED and torch.device(device).type != "cuda":
         raise PeerError("CUDA graphs need a GPU")
-    for name in contender.removeprefix(_JOINT).split("+"):
+    for name in path.removeprefix(_JOINT).split("+"):
         if reason := _unusable(name, device):
             raise PeerError(reason)
 

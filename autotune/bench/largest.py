@@ -12,12 +12,12 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING, Any
 
 import torch
 
 from autotune.bench import session as measuring
-from autotune.bench.contenders import SYMMETRIX, chosen, contenders_of
+from autotune.bench.contenders import STOCK, SYMMETRIX, CapturedForm, chosen, contenders_of
 from autotune.bench.model_rows import (
     Row,
     aligned,
@@ -39,14 +39,12 @@ from autotune.measure.trial import is_out_of_memory
 from autotune.measure.worker import Worker
 from autotune.models.package import Package
 from autotune.models.whole_model import RATTLED
-from autotune.text import CAPTURED, MISSING, TUNED, contender_name, count, is_ours, ratio_text, time_text
+from autotune.text import MISSING, TUNED, contender_name, count, is_ours, ratio_text, time_text
 from autotune.workload.graphs import Bulk
 from kernelgen.device import device_facts
 
 if TYPE_CHECKING:
     from ase import Atoms
-
-    from autotune.models.capture import CapturedModel
 
 CELL = Bulk("C", "diamond", 3.567)
 CELL_ATOMS = 8
@@ -80,8 +78,12 @@ def largest_crystals(request: LargestRequest, folder: Path, say: Callable[[str],
 
 
 def contenders_for(package: Package) -> tuple[str, ...]:
-    """Those of a package's models that can run on any number of atoms."""
-    return tuple(name for name in contenders_of(package) if name != SYMMETRIX)
+    """Those of a package's models that can run on any number of atoms.
+
+    The captured forms of others need their memory and that of a graph: nobody captures where memory ends.
+    """
+    captured = {f"{path}-captured" for path in (STOCK, *package.peers)}
+    return tuple(name for name in contenders_of(package) if name != SYMMETRIX and name not in captured)
 
 
 def crystals() -> Iterator[tuple[int, Repeats]]:
@@ -103,8 +105,8 @@ def crystal(repeats: Repeats) -> Atoms:
 @answers
 def step_on_crystal(session: ModelSession, repeats: Repeats) -> Cell:
     """Atoms, edges, memory and the time of one step after a warm-up, on a crystal of so many cells."""
-    if session.setting.contender == CAPTURED:
-        cast("CapturedModel", session.model.module).forget()  # the last size's graph is no part of this one's memory
+    if isinstance(session.model, CapturedForm):
+        session.model.forget()  # the last size's graph is no part of this one's memory
     atoms = crystal(repeats)
     inputs = _inputs(session, atoms)
     forces: list[torch.Tensor] = []

@@ -1,27 +1,38 @@
 """Rows of whole models: ``results/models/DEVICE.json``, one row per model, structure, pass and dtype.
 
-A contender's cell is a figure or ``{"error": reason}``. A newer row replaces the one with its identity, and the file is
-replaced whole. Cells of ours name the code and the tuned schedules that ran (``code``), and are measured again once
-these have changed; the row names the generator and database of its latest cell.
+A contender's cell is a figure or ``{"error": reason}``, with the date, device, driver and host of its measurement, and
+the versions of a peer. A newer row replaces the one with its identity, and the file is replaced whole. Cells of ours
+name the code and the tuned schedules that ran (``code``), and are measured again once these have changed; the row names
+the generator and database of its latest cell.
 """
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import hashlib
+import importlib.metadata
 import json
+import platform
 from collections.abc import Iterable, Mapping, Sequence
+from datetime import datetime, timedelta
 from pathlib import Path
 from typing import Any
 
 from autotune.bench.contenders import STOCK, shares_text
 from autotune.bench.rows import DEFAULT, OURS
-from autotune.database.maintenance import driver_version, hash_of_text, software_versions, statements_of
+from autotune.database.maintenance import (
+    driver_version,
+    hash_of_text,
+    now_text,
+    software_versions,
+    statements_of,
+)
 from autotune.database.store import database_path, device_record, replace_file, tuned_dirs
 from autotune.errors import DatabaseError
 from autotune.models.package import Package
 from autotune.models.whole_model import published_models
-from autotune.text import JOINT, is_ours, significant, time_text
+from autotune.text import CAPTURED, JOINT, is_ours, path_and_form, significant, time_text
 from kernelgen.device import DeviceFacts
 from kernelgen.files import parse_json
 from kernelgen.version import GENERATOR_VERSION
@@ -38,6 +49,18 @@ _OF_PACKAGE = {
     "allegro": ("nequip", "nequip-allegro"),
     "sevennet": ("sevenn", "flashTP"),
 }
+# By what a contender's name contains the distributions of its peer.
+_OF_PEER = {
+    "cuequivariance": ("cuequivariance", "cuequivariance-torch", "cuequivariance-ops-torch-cu13"),
+    "openequivariance": ("openequivariance",),
+    "flashtp": ("flashTP",),
+    "triton": ("triton",),
+    "symmetrix": ("symmetrix-xl",),
+}
+# A figure of fewer samples says so.
+ENOUGH = 10
+# Cells that were measured further apart are of several runs.
+RUN_HOURS = 3
 _PACKAGES = {name for names in _OF_PACKAGE.values() for name in names}
 # Distributions of all besides those of other records.
 _DISTRIBUTIONS = (*sorted(_PACKAGES), "cuequivariance-ops-torch-cu13", "cuequivariance-ops-torch-cu12")
@@ -118,8 +141,38 @@ def is_current(contender: str, cell: Mapping[str, Any], facts: DeviceFacts) -> b
 
 
 def signed(contender: str, cell: Mapping[str, Any], facts: DeviceFacts) -> dict[str, Any]:
-    """The cell with a hash of what gave it, if it is one of ours."""
-    return {**cell, "code": _ours_now(facts)} if is_ours(contender) else dict(cell)
+    """The cell with what gave it: when and where it ran; the hash of our code, or a peer's versions."""
+    origin = {"date": now_text(), "device": facts.name, "host": host_now()}
+    origin |= {"driver": driver} if (driver := driver_version(facts)) else {}
+    of_peers = {name for word, names in _OF_PEER.items() if word in contender for name in names}
+    versions = {name: found for name in sorted(of_peers) if (found := _installed(name))}
+    code = {"code": _ours_now(facts)} if is_ours(contender) else {}
+    return {**cell, **origin, **({"versions": versions} if versions else {}), **code}
+
+
+@functools.cache
+def host_now() -> str:
+    """A hash that tells this host, until it starts anew, from all others."""
+    boot = Path("/proc/sys/kernel/random/boot_id")
+    return hash_of_text(platform.node() + (boot.read_text(encoding="ascii") if boot.is_file() else ""))
+
+
+@functools.cache
+def _installed(distribution: str) -> str | None:
+    with contextlib.suppress(importlib.metadata.PackageNotFoundError):
+        return importlib.metadata.version(distribution)
+    return None
+
+
+def is_of_one_run(row: Mapping[str, Any]) -> bool:
+    """Whether all cells of a row say that they were measured on one host, within :data:`RUN_HOURS`."""
+    cells = row["contenders"].values()
+    try:
+        hosts = {cell["host"] for cell in cells}
+        dates = [datetime.fromisoformat(cell["date"]) for cell in cells]
+        return len(hosts) == 1 and max(dates) - min(dates) <= timedelta(hours=RUN_HOURS)
+    except (KeyError, TypeError, ValueError):
+        return False
 
 
 def _ours_now(facts: DeviceFacts) -> str:
@@ -153,7 +206,8 @@ def row_lines(row: Row) -> list[str]:
     """A line for the row, then one for each contender."""
     size = f"{row['atoms']} atoms, {row['edges']} edges"
     weights = ", random weights" if row["weights"] == "random" else ""
-    lines = [f"{row['model']} on {row['structure']} ({size}), {row['pass']}, {row['dtype']}{weights}"]
+    runs = "" if is_of_one_run(row) else "; cells of several runs"
+    lines = [f"{row['model']} on {row['structure']} ({size}), {row['pass']}, {row['dtype']}{weights}{runs}"]
     cells = row["contenders"]
     width = max(len(name) for name in cells)
     for name, cell in cells.items():
@@ -186,7 +240,16 @@ def _cell_text(cell: Mapping[str, Any], ours: Mapping[str, Any]) -> str:
     if "peak_mib" in cell:
         parts.append(f"{cell['peak_mib']:8.0f} MiB")
     errors = ", ".join(f"{name} {error:.0e}" for name, error in cell.get("errors", {}).items())
+    if (samples := len(cell.get("wall_samples_ms", ()))) < ENOUGH:
+        parts.append(f"{samples} samples")
     return "  ".join([*parts, errors]).rstrip()
+
+
+def our_form(cells: Mapping[str, Any]) -> str:
+    """Equitune's form to compare: its captured one where that is faster, if others ran captured or compiled too."""
+    times = {name: cells[name]["wall_ms"] for name in (OURS, CAPTURED) if cells.get(name, {}).get("wall_ms")}
+    is_alike = any(path_and_form(name)[1] for name in cells if not is_ours(name))
+    return min(times, key=times.__getitem__) if is_alike and times else OURS
 
 
 def best_other(row: Row) -> tuple[str, float] | None:
@@ -198,9 +261,9 @@ def best_other(row: Row) -> tuple[str, float] | None:
 
 
 def table_lines(rows: Sequence[Row]) -> list[str]:
-    """One line per row: Equitune's step, and how many times as long the fastest other path, stock and untuned take.
+    """One line per row: Equitune's step in the form of :func:`our_form`, and how many times as long others take.
 
-    Equitune inside cuEquivariance's conversion has a column where a row has it.
+    Equitune inside cuEquivariance's conversion has a column where a row has it. A star: its cells are of several runs.
     """
     heads = ("model", "structure", "pass", "Equitune", "fastest other", "stock", "untuned", "memory", "stock's")
     body = [heads, *(_line(row) for row in rows)]
@@ -218,17 +281,18 @@ def aligned(body: Sequence[Sequence[str]]) -> list[str]:
 
 def _line(row: Row) -> tuple[str, ...]:
     cells = row["contenders"]
-    ours, stock, default = (cells.get(name, {}) for name in (OURS, STOCK, DEFAULT))
+    ours, stock, default = (cells.get(name, {}) for name in (our_form(cells), STOCK, DEFAULT))
     other = best_other(row)
     shown = "-" if "wall_ms" not in ours else time_text(ours["wall_ms"] * 1e3)
     beside = "-" if other is None else f"{_ratio(other[1], ours)} {other[0]}"
     ratios = [_ratio_of(cell, ours) for cell in (stock, default)]
     memory = [f"{cell['peak_mib'] / 1024:.2f} GiB" if "peak_mib" in cell else "-" for cell in (ours, stock)]
-    return (row["model"], row["structure"], row["pass"], shown, beside, *ratios, *memory)
+    structure = row["structure"] + ("" if is_of_one_run(row) else "*")
+    return (row["model"], structure, row["pass"], shown, beside, *ratios, *memory)
 
 
 def _joint(cells: Mapping[str, Any]) -> str:
-    return _ratio_of(cells.get(JOINT, {}), cells.get(OURS, {}))
+    return _ratio_of(cells.get(JOINT, {}), cells.get(our_form(cells), {}))
 
 
 def _ratio_of(cell: Mapping[str, Any], ours: Mapping[str, Any]) -> str:

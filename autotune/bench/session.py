@@ -34,7 +34,7 @@ from autotune.bench.contenders import (
 from autotune.bench.rows import DEFAULT
 from autotune.errors import PeerError
 from autotune.measure.timing import joules_a_call, synchronize
-from autotune.models.package import Outputs
+from autotune.models.package import Outputs, Package
 from autotune.models.step import PATIENCE
 from autotune.models.whole_model import WholeModel
 from autotune.text import is_ours
@@ -48,7 +48,16 @@ Cell = dict[str, Any]
 Given = ParamSpec("Given")
 # The contender that gives exact values; it is not timed.
 REFERENCE = "reference"
-PASSES = ("energy_forces", "training", "md_step")
+# Energies and forces; also stress, of periodic structures; gradients of a loss on them; a step of ASE.
+PASSES = (ENERGY_FORCES, STRESS, TRAINING, MD_STEP) = ("energy_forces", "energy_forces_stress", "training", "md_step")
+
+
+def passes_of(package: Package, atoms: Atoms, passes: Sequence[str]) -> tuple[str, ...]:
+    """Those of the passes that differ for a structure.
+
+    Where a package's models compute a periodic structure's stress in every call, energies and forces include it.
+    """
+    return tuple(which for which in passes if which != STRESS or (atoms.pbc.all() and package.stress_is_apart))
 
 
 @dataclass(frozen=True)
@@ -156,22 +165,27 @@ class ModelSession:
 
     def step(self, structure: str, which: str) -> Callable[[], object]:
         inputs = self.inputs(structure)
-        if self.setting.contender == SYMMETRIX and which != "md_step":
+        if self.setting.contender == SYMMETRIX and which != MD_STEP:
             raise PeerError("it computes by an ASE calculator of its own, without torch: md_step alone")
         if isinstance(self.model, CapturedForm) and structure != self.captured_for:
             self.model.forget()  # its graph is no part of this row's memory
             self.captured_for = structure
-        if which == "training":
+            if not self.is_ours:
+                how = {"training": which == TRAINING, "stress": self.has_stress(structure, which)}
+                warm = functools.partial(self.model.uncaptured_step, inputs, **how)
+                warm_up(warm, self.device, warm_up_calls(self.setting.contender, self.device), Effort.tuning_s)
+        if which == TRAINING:
             self._dynamics.clear()
             return lambda: self.model.training_step(inputs)
-        if which == "md_step":
+        if which == MD_STEP:
             return self.dynamics(structure).step
-        stress = self.has_stress(structure)
+        stress = self.has_stress(structure, which)
         return lambda: self.model.energies_and_forces(inputs, stress=stress)
 
-    def has_stress(self, structure: str) -> bool:
-        """A periodic structure's stress is computed too, as the packages' calculators do."""
-        return bool(self._given(structure)[0].pbc.all())
+    def has_stress(self, structure: str, which: str) -> bool:
+        """Whether stress is asked for: where the pass is for it, and where models compute it anyway."""
+        is_asked = which in (STRESS, MD_STEP) or (which == ENERGY_FORCES and not self.model.package.stress_is_apart)
+        return is_asked and bool(self._given(structure)[0].pbc.all())
 
     @answers
     def sizes(self, structure: str) -> Cell:
@@ -180,9 +194,9 @@ class ModelSession:
         return {"atoms": len(atoms), "edges": int(self.model.edges(inputs).shape[1])}
 
     def values(self, structure: str, which: str) -> Values:
-        if which == "md_step" and self.setting.contender != REFERENCE:
+        if which == MD_STEP and self.setting.contender != REFERENCE:
             return self.dynamics(structure).values()
-        return values_of(self.model, self.inputs(structure), which, self.names, self.has_stress(structure))
+        return values_of(self.model, self.inputs(structure), which, self.names, self.has_stress(structure, which))
 
     @answers
     def write_exact(self, structure: str, which: str, path: Path) -> Cell:
@@ -208,9 +222,11 @@ class ModelSession:
         cell = self._errors(structure, which, exact) if exact else {}
         if "error" in cell:
             return cell
+        if getattr(self.model.module, "eager_calls", 0):
+            raise PeerError("its step was not captured: the call is left to the model itself")
         step = self.step(structure, which)
         calls = warm_up_calls(self.setting.contender, self.device)
-        if which == "md_step":
+        if which == MD_STEP:
             calls = max(calls, PATIENCE + 2)
         # Who tunes itself does so on the first, smallest structure, whatever time it takes.
         limit_s = effort.warm_up_s if which in self.warmed else effort.tuning_s
@@ -222,6 +238,8 @@ class ModelSession:
         samples = wall_samples_ms(step, self.device, effort)
         cell |= wall_figures(samples, len(self._given(structure)[0])) | {"first_call_s": first_call_s}
         cell |= {} if peak is None else {"peak_mib": peak}
+        if torch.device(self.device).type == "cuda":
+            cell["host_ms"] = host_ms(step, self.device)
         joules = joules_a_call(step, self.device)
         cell |= {} if joules is None else {"joules": round(joules, 4)}
         return cell | ({"note": self.note} if self.note else {})
@@ -244,7 +262,7 @@ class ModelSession:
         """Kernel time and launches of one pass, and what it keeps for its gradients."""
         step = self.step(structure, which)
         warm_up(step, self.device, 1, 0.0)
-        if which == "md_step":
+        if which == MD_STEP:
             dynamics = self.dynamics(structure)
             return profile(step, self.device) | {"parts_ms": dynamics.parts_ms(), "inputs": dynamics.how}
         # Apart, because compiled models may refuse the hooks that count what is kept.
@@ -284,6 +302,8 @@ MIB = 1 << 20
 class Effort:
     """How long to measure half a cell: about ``seconds`` of samples, within these numbers; slow steps get fewer.
 
+    So a cell has ten samples or more, but for steps of seconds.
+
     warm_up_s: at most so long are warm-up calls, however many were asked for; tuning_s: in a process's first row of a
     pass. slow_s: a step that takes longer gets ``slow_samples``.
     """
@@ -292,9 +312,9 @@ class Effort:
     warm_up_s: float = 4.0
     tuning_s: float = 10.0
     most: int = 10
-    least: int = 3
-    slow_s: float = 0.5
-    slow_samples: int = 1
+    least: int = 5
+    slow_s: float = 1.5
+    slow_samples: int = 2
 
 
 def timed(step: Callable[[], object], device: str) -> float:
@@ -326,6 +346,18 @@ def wall_samples_ms(step: Callable[[], object], device: str, effort: Effort) -> 
         if len(samples) >= least and spent > effort.seconds:
             break
     return [round(sample, 4) for sample in samples]
+
+
+def host_ms(step: Callable[[], object], device: str, calls: int = 5) -> float:
+    """Median milliseconds until a step returns, on a device with nothing else to do: the host's time to launch it."""
+    taken = []
+    for _ in range(calls):
+        synchronize(device)
+        begin = time.perf_counter()
+        step()
+        taken.append(1e3 * (time.perf_counter() - begin))
+    synchronize(device)
+    return round(statistics.median(taken), 4)
 
 
 def peak_mib(step: Callable[[], object], device: str) -> float | None:
@@ -398,7 +430,7 @@ _GRADIENTS_TIMES = 30
 
 def values_of(model: WholeModel, inputs: dict[str, Any], which: str, names: Mapping[int, str], stress: bool) -> Values:
     """Energy, forces and stress of a batch, or the loss's gradients by the names of the stock model's parameters."""
-    if which != "training":
+    if which != TRAINING:
         out = model.energies_and_forces(inputs, stress=stress)
         return {name: value.detach().double() for name, value in _outputs(out).items()}
     model.training_step(inputs)

@@ -2,8 +2,8 @@
 
 All processes of a model (or of a few) start at once: imports, builds and compilations run in parallel. Then each waits
 idle while one of them is warmed up, timed and, on a GPU, profiled. Rows are written as soon as they are measured, and
-kept ones are not measured again, so the same command continues an interrupted run. If only Equitune's own code has
-changed, its contenders are measured again and the others stay.
+kept ones are not measured again, so the same command continues an interrupted run. All of a row is measured in one run:
+if anything of it is missing, of other code or of another run, so is the rest again; but for contenders that are named.
 """
 
 from __future__ import annotations
@@ -20,6 +20,7 @@ from autotune.bench.contenders import chosen
 from autotune.bench.model_rows import (
     Row,
     is_current,
+    is_of_one_run,
     row_lines,
     signed,
     store_rows,
@@ -28,7 +29,17 @@ from autotune.bench.model_rows import (
     what_a_row_depends_on,
     what_ours_depend_on,
 )
-from autotune.bench.session import PASSES, REFERENCE, Cell, Effort, Given, ModelSession, ModelSetting, wall_figures
+from autotune.bench.session import (
+    PASSES,
+    REFERENCE,
+    Cell,
+    Effort,
+    Given,
+    ModelSession,
+    ModelSetting,
+    passes_of,
+    wall_figures,
+)
 from autotune.database.maintenance import now_text
 from autotune.errors import ConfigError, WorkerError
 from autotune.measure.worker import Worker
@@ -130,12 +141,14 @@ def _plan(model: str, structures: Sequence[str], request: Request, folder: Path,
     stored = {} if request.fresh else stored_rows(folder, facts.slug)
     plan = _Plan(model, package, depends)
     for structure in structures:
-        for which in request.passes:
+        for which in passes_of(package, find_atoms(structure), request.passes):
             row = stored.get((model, structure, which, request.dtype))
             if row is not None and was_measured_alike(row, depends):
                 plan.kept[structure, which] = row
                 cells = row["contenders"]
                 missing = tuple(one for one in wanted if one not in cells or not is_current(one, cells[one], facts))
+                if not request.contenders and (missing or not is_of_one_run(row)):
+                    missing = wanted
             else:
                 missing = wanted
             if missing:
@@ -240,7 +253,7 @@ class _Group:
             self.ask(contender, ModelSession.sizes, structure)
             # Ours compile for each size of graph, and what stock and others keep of a large graph leaves no memory.
             if is_ours(contender) or (index == 0 and contender != REFERENCE):
-                for which in self.request.passes:
+                for which in dict.fromkeys(which for of, which in self.plan.todo if of == structure):
                     self.ask(contender, ModelSession.compile, structure, which)
 
     def time_rows(self) -> None:

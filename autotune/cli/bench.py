@@ -232,7 +232,8 @@ def models(
     ] = None,
     contender: Contender = None,
     passes: Annotated[
-        list[str] | None, typer.Option("--pass", help="energy_forces, training, md_step. Default: all.")
+        list[str] | None,
+        typer.Option("--pass", help="energy_forces, energy_forces_stress, training or md_step. Default: all."),
     ] = None,
     dtype: Dtype = "float32",
     together: Annotated[int, typer.Option(help="Build so many models at a time: faster, with more memory.")] = 1,

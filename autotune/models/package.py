@@ -42,8 +42,10 @@ class Package(ABC):
     modules: what must be importable. install: what to type if it is not. excludes: modules of packages that cannot be
     in one environment with it: MACE pins e3nn 0.4.4, the others need a later one. peers: names of its own fast paths.
     joined: those in which Equitune's convolution may take the place of theirs. captured: whether ``autotune.capture``
-    takes its models. neighbor_function: module and name of the function by which its calculator finds neighbors.
-    dtype_of_data: torch's default dtype in the programs that its calculator is made for.
+    takes its models. compiled: its ways to compile a model, each with the paths, peers or stock, that take it.
+    stress_is_apart: whether a step without stress leaves its computation out. neighbor_function: module and name of the
+    function by which its calculator finds neighbors. dtype_of_data: torch's default dtype in the programs that its
+    calculator is made for.
     """
 
     name: ClassVar[str]
@@ -53,6 +55,8 @@ class Package(ABC):
     peers: ClassVar[tuple[str, ...]] = ()
     joined: ClassVar[tuple[str, ...]] = ()
     captured: ClassVar[bool] = False
+    compiled: ClassVar[Mapping[str, tuple[str, ...]]] = {}
+    stress_is_apart: ClassVar[bool] = False
     neighbor_function: ClassVar[tuple[str, str]]
     dtype_of_data: ClassVar[torch.dtype] = torch.float32
 
@@ -113,6 +117,10 @@ class Package(ABC):
     def accelerated(self, model: torch.nn.Module, peer: str, device: str) -> torch.nn.Module:
         """The same model, weights included, by one of the package's fast paths; PeerError with the reason if not."""
         raise NotImplementedError(peer)
+
+    def in_compiled_form(self, model: torch.nn.Module, form: str, device: str) -> torch.nn.Module:
+        """A stock or accelerated model, compiled by one of the package's own ways."""
+        raise NotImplementedError(form)
 
 
 # What torch and packages say when a model is made or read, and who makes or reads it can do nothing about.

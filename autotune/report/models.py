@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 from autotune.bench.largest import atoms_of, largest_other, why_ended
@@ -21,6 +22,7 @@ from autotune.text import (
     error_text,
     floored_ratio,
     geometric_mean,
+    path_and_form,
     ratio_text,
     significant,
     time_text,
@@ -73,12 +75,14 @@ def _bar(row: ModelRow, name: str, role: str) -> Bar:
     package = PACKAGES.get(row.text("package"), row.text("package"))
     shown = "Equitune" if name in (TUNED, CAPTURED, DEFAULT) else package if name == STOCK else contender_name(name)
     # Stock has e3nn's colour, and a path that joins two has the first one's.
-    ink = "e3nn" if name == STOCK else COLOURS.get(name.partition("+")[0], "other")
+    ink = "e3nn" if name == STOCK else COLOURS.get(path_and_form(name)[0].partition("+")[0], "other")
     return Bar(role, shown, ink, row.time_us(name), row.memory(name), row.reason(name), ours=name == CAPTURED)
 
 
 def _facts(row: ModelRow) -> list[str]:
     facts = [f"{count(row.atoms)} atoms, {count(row.edges)} edges"]
+    if not row.of_one_run:
+        facts.append("its paths were measured in several runs")
     if row.figure(TUNED, "us_per_atom") > 0:
         facts.append(f"{significant(row.figure(TUNED, 'us_per_atom'))}\N{NO-BREAK SPACE}µs an atom")
     if row.nanoseconds_a_day(TUNED) > 0:
@@ -88,9 +92,11 @@ def _facts(row: ModelRow) -> list[str]:
         facts.append(f"the device works {time_text(row.device_us(TUNED))} of it{launches}")
     if row.fastest and row.time_us(CAPTURED) > 0:
         over = floored_ratio(row.time_us(row.fastest) / row.time_us(CAPTURED))
-        path = contender_name(row.fastest)
-        path = f"stock {PACKAGES.get(row.text('package'), 'code')}" if row.fastest == STOCK else path
-        facts.append(f"captured, a step is {over} as fast as {path}")
+        path = f"stock {PACKAGES.get(row.text('package'), 'code')}" if row.fastest == STOCK else row.fastest
+        facts.append(f"captured, a step is {over} as fast as {contender_name(path)}")
+    if row.fastest and row.capture_ratio(row.rival) > 0:
+        eager, captured = (time_text(row.time_us(row.rival + form)) for form in ("", "-captured"))
+        facts.append(f"{contender_name(row.rival)} takes {eager} eager, {captured} captured")
     errors = row.errors(TUNED)
     if errors:
         name = max(errors, key=lambda key: math.inf if math.isnan(errors[key]) else errors[key])
@@ -102,34 +108,73 @@ def _facts(row: ModelRow) -> list[str]:
     return facts
 
 
-# Sentences about all rows.
+# What all rows say, in numbers apart: kernels, capture, stress and whole steps.
+
+
+@dataclass(frozen=True)
+class Gain:
+    """How many times as fast, and of what. of: a row of a pass, and the row of the same without stress."""
+
+    what: str
+    which: str
+    of: Callable[[ModelRow, ModelRow | None], float]
+
+
+GAINS = (
+    Gain("energies and forces, each path in its fastest form", "energy_forces", lambda row, _: row.ratio),
+    Gain("kernels: the same in time of the device alone", "energy_forces", lambda row, _: row.device_ratio),
+    Gain("capture: Equitune captured over eager", "energy_forces", lambda row, _: row.capture_ratio(TUNED)),
+    Gain("capture: the fastest other path's", "energy_forces", lambda row, _: row.capture_ratio(row.rival)),
+    Gain("energies, forces and stress, where stress is optional", "energy_forces_stress", lambda row, _: row.ratio),
+    Gain(
+        "stress: its part of that",
+        "energy_forces_stress",
+        lambda row, plain: math.nan if plain is None else row.ratio / plain.ratio,
+    ),
+    Gain("training step", "training", lambda row, _: row.ratio),
+    Gain("step by ASE over the stock model's", "md_step", lambda row, _: row.time_us(STOCK) / row.time_us(row.ours)),
+    Gain("step by ASE over the fastest other path's", "md_step", lambda row, _: row.ratio),
+)
+
+
+def gains(rows: Sequence[ModelRow]) -> dict[str, dict[str, list[float]]]:
+    """The ratios of all float32 rows by what is gained and by package; rows without the figure are left out."""
+    keys = ("package", "model", "structure", "pass")
+    known = {tuple(map(row.text, keys)): row for row in rows if row.text("dtype") == "float32"}
+    found: dict[str, dict[str, list[float]]] = {gain.what: {} for gain in GAINS}
+    for gain in GAINS:
+        for (package, model, structure, which), row in known.items():
+            value = gain.of(row, known.get((package, model, structure, "energy_forces")))
+            if which == gain.which and not math.isnan(value):
+                found[gain.what].setdefault(package, []).append(value)
+    return found
 
 
 def models_sentence(rows: Sequence[ModelRow], device: str) -> str:
-    """What Equitune gained on all rows, in a sentence for the models and one for whole steps of simulations."""
+    """What Equitune gained on all rows, by pass."""
     judged = [row for row in rows if not math.isnan(row.ratio)]
     if not judged:
         return f"No model has been timed with Equitune and without it on this {device} yet."
     others = "the fastest other path" if any(row.best_other for row in judged) else "stock"
-    sentences = []
-    models, steps = ([row for row in judged if row.is_step == is_step] for is_step in (False, True))
-    if models:
-        memory = geometric_mean(row.memory_ratio for row in models)
-        held = "" if math.isnan(memory) else f", in {ratio_text(memory)} the memory"
-        gain = f"{_gain([row.ratio for row in models], f'with Equitune as by {others}')}{held}"
-        sentences.append(f"On this {device}, models run {gain}.")
-    if steps:
-        gain = _gain([row.ratio for row in steps], f"as by {others}")
-        sentences.append(f"A whole step of molecular dynamics by ASE is {gain}.")
+    parts = []
+    for which in dict.fromkeys(row.which for row in judged):
+        some = [row for row in judged if row.which == which]
+        of_device = [row.device_ratio for row in some if not row.is_step and not math.isnan(row.device_ratio)]
+        alone = f", {floored_ratio(geometric_mean(of_device))} by the device's time alone" if of_device else ""
+        parts.append(f"{which} {_gain([row.ratio for row in some])}{alone}")
+    sentences = [f"On this {device}, Equitune is so many times as fast as {others}: {'; '.join(parts)}."]
+    memory = geometric_mean(row.memory_ratio for row in judged)
+    if not math.isnan(memory):
+        sentences.append(f"It takes {ratio_text(memory)} the memory.")
     if not any(row.tuned for row in judged):
         sentences.append("Nothing was tuned on it.")
     return " ".join(sentences)
 
 
-def _gain(ratios: Sequence[float], beside: str) -> str:
-    """``2.55× as fast as by stock (mean of 49 rows, least 0.89×)``."""
+def _gain(ratios: Sequence[float]) -> str:
+    """``2.55× (mean of 49 rows, least 0.89×)``."""
     mean, least = (floored_ratio(of(ratios)) for of in (geometric_mean, min))
-    return f"{mean} as fast {beside} (mean of {rows_text(len(ratios))}, least {least})"
+    return f"{mean} (mean of {rows_text(len(ratios))}, least {least})" if len(ratios) > 1 else f"{mean} (one row)"
 
 
 def joint_sentence(rows: Sequence[ModelRow]) -> str:
@@ -137,10 +182,11 @@ def joint_sentence(rows: Sequence[ModelRow]) -> str:
     joint = [row for row in rows if row.time_us(JOINT) > 0 and row.fastest]
     if not joint:
         return ""
-    gain = _gain(
-        [row.time_us(row.fastest) / row.time_us(JOINT) for row in joint], "as the fastest path without Equitune"
+    gain = _gain([row.time_us(row.fastest) / row.time_us(JOINT) for row in joint])
+    return (
+        "Equitune's convolution and cuEquivariance's other parts together, times as fast as the fastest path without "
+        f"Equitune: {gain}."
     )
-    return f"Equitune's convolution and cuEquivariance's other parts together are {gain}."
 
 
 # The largest diamond crystal that each way to run a model has room for.

@@ -20,6 +20,7 @@ from markupsafe import Markup, escape
 from autotune import text
 from autotune.bench.contenders import shares_text
 from autotune.report.devices import PANELS
+from autotune.report.models import PACKAGES, gains
 from autotune.report.rows import MIN_TRIALS, knob_names, rows_text, value_text
 
 
@@ -91,6 +92,7 @@ def environment() -> jinja2.Environment:
         "direction": text.direction_name,
         "error": text.error_text,
         "floored": text.floored_ratio,
+        "gains": gains,
         "grouped": text.count,
         "knob_names": knob_names,
         "mean": text.geometric_mean,
@@ -108,7 +110,7 @@ def environment() -> jinja2.Environment:
     made.tests["nan"] = lambda value: value != value
     names = ("MISSING", "TUNED", "DEFAULT", "STOCK", "JOINT", "CAPTURED")
     made.globals |= {name: getattr(text, name) for name in names} | {"infinity": math.inf}
-    made.globals |= {"PANELS": PANELS, "MIN_TRIALS": MIN_TRIALS, "rows_text": rows_text}
+    made.globals |= {"PANELS": PANELS, "MIN_TRIALS": MIN_TRIALS, "MODEL_PACKAGES": PACKAGES, "rows_text": rows_text}
     made.globals["asset"] = lambda name: Markup(loader.get_source(made, name)[0])
     return made
 

@@ -13,6 +13,7 @@ import numpy as np
 import pandas as pd
 
 from autotune.bench.largest import is_largest
+from autotune.bench.model_rows import ENOUGH, is_of_one_run, our_form
 from autotune.bench.rows import less_accurate
 from autotune.database.maintenance import hash_of_text
 from autotune.measure.timing import LEVEL, ratio_interval
@@ -26,6 +27,7 @@ from autotune.text import (
     direction_name,
     is_ours,
     kind_text,
+    path_and_form,
     significant,
     time_text,
 )
@@ -400,6 +402,7 @@ MIB = 2.0**20
 NOTHING_TUNED = hash_of_text("")
 PASS_NAMES = {
     "energy_forces": "energies and forces",
+    "energy_forces_stress": "energies, forces and stress",
     "training": "training step",
     "md_step": "step of molecular dynamics (ASE)",
 }
@@ -485,6 +488,16 @@ class ModelRow:
     def device_us(self, contender: str | None) -> float:
         return 1e3 * self.figure(contender, "device_ms")
 
+    def few_samples(self, contender: str) -> str:
+        """``4 samples``, where a time has fewer than ten."""
+        samples = self.contenders.get(contender, {}).get("wall_samples_ms")
+        return f"{len(samples)} samples" if isinstance(samples, list) and len(samples) < ENOUGH else ""
+
+    @property
+    def of_one_run(self) -> bool:
+        """Whether all its paths were measured in one run on one host."""
+        return is_of_one_run({"contenders": self.contenders})
+
     def memory(self, contender: str | None) -> float:
         """Peak memory in bytes."""
         return MIB * self.figure(contender, "peak_mib")
@@ -536,19 +549,39 @@ class ModelRow:
     def _others(self) -> list[str]:
         return [name for name in self.contenders if not is_ours(name) and self.time_us(name) > 0]
 
+    @property
+    def rival(self) -> str:
+        """The path of the fastest, in whatever form it ran."""
+        return path_and_form(self.fastest or "")[0]
+
+    @property
+    def ours(self) -> str:
+        """Equitune's form that is compared with the fastest."""
+        return our_form(self.contenders)
+
     def over(self, contender: str | None) -> float:
-        """How many times as fast as ``contender`` Equitune is."""
+        """How many times as fast as ``contender`` Equitune is, eager."""
         return self.time_us(contender) / self.time_us(TUNED)
 
     @property
     def ratio(self) -> float:
-        """Speed-up over the fastest other path."""
-        return self.over(self.fastest)
+        """Speed-up over the fastest other path, each in its fastest form."""
+        return self.time_us(self.fastest) / self.time_us(self.ours)
+
+    @property
+    def device_ratio(self) -> float:
+        """The least time of the device that another path takes, over ours: what the kernels alone give."""
+        known = [self.device_us(name) for name in self._others]
+        return min((time for time in known if time > 0), default=math.nan) / self.device_us(self.ours)
+
+    def capture_ratio(self, path: str) -> float:
+        """A path's eager time over its captured one."""
+        return self.time_us(path) / self.time_us(f"{path}-captured")
 
     @property
     def memory_ratio(self) -> float:
         """Peak memory over that of the fastest other path."""
-        return self.memory(TUNED) / self.memory(self.fastest)
+        return self.memory(self.ours) / self.memory(self.fastest)
 
 
 def model_rows(record: dict[str, Any], largest: bool = False) -> tuple[ModelRow, ...]:

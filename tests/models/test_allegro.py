@@ -19,9 +19,13 @@ from allegro_cases import CASE
 from e3nn import o3
 from model_cases import DTYPES, imidazole, mof, protein
 
+from autotune.bench.contenders import build
+from autotune.bench.session import errors_of, values_of
+from autotune.errors import PeerError
 from autotune.models.accelerate import accelerate, restore
 from autotune.models.nequip.allegro import AcceleratedContracter
 from autotune.models.package import default_dtype
+from autotune.models.whole_model import WholeModel, package_of
 from kernelgen.errors import UnsupportedError
 
 TINY = {"l_max": 1, "num_tensor_features": 2, "num_scalar_features": 4, "parity": False}
@@ -175,3 +179,19 @@ def test_torchscript_is_refused() -> None:
     accelerate(model)
     with pytest.raises(UnsupportedError, match="TorchScript"):
         torch.jit.script(model)
+
+
+@pytest.mark.slow
+def test_stock_compiled_by_aotinductor_gives_stocks_values() -> None:
+    """The contender of rows of models."""
+    atoms = mof()
+    model = CASE.build(atoms, **TINY)
+    stock = WholeModel("small", model, package_of(model))
+    compiled, _ = build("stock-aotinductor", stock)
+    for structure in (atoms, atoms.repeat((2, 1, 1))):
+        inputs = stock.inputs([structure])
+        exact = values_of(stock, inputs, "energy_forces", {}, True)
+        errors, _ = errors_of(values_of(compiled, inputs, "energy_forces", {}, True), exact)
+        assert set(errors) == {"energy", "forces", "stress"} and max(errors.values()) < 1e-5
+    with pytest.raises(PeerError, match="no gradients of weights"):
+        compiled.training_step(inputs)

@@ -16,7 +16,10 @@ from mace_cases import assert_same, batch_of, default_dtype, gradients, imidazol
 from model_cases import Results
 from torch._dynamo.utils import counters
 
+from autotune.bench.contenders import build
+from autotune.bench.session import errors_of, values_of
 from autotune.models.accelerate import accelerate
+from autotune.models.whole_model import WholeModel, package_of
 
 
 def step(model: Any, batch: dict[str, torch.Tensor], given: torch.nn.Module) -> Results:
@@ -47,3 +50,20 @@ def test_two_compilations_serve_all_sizes() -> None:
         assert_same(step(compiled, batch, fast), step(stock, batch, stock))
     assert counters["stats"]["unique_graphs"] <= 2
     assert not counters["graph_break"]
+
+
+@pytest.mark.slow
+def test_stock_compiled_as_maces_calculator_does_it_gives_stocks_values(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The contender of rows of models; without inductor, which takes minutes."""
+    in_place = torch.nn.Module.compile
+    without = lambda model, mode, fullgraph: in_place(model, backend="aot_eager", fullgraph=fullgraph)  # noqa: E731
+    monkeypatch.setattr(torch.nn.Module, "compile", without)
+    model = model_of([1, 6, 7], max_ell=1, correlation=1, hidden="2x0e+2x1o")
+    stock = WholeModel("small", model, package_of(model))
+    compiled, _ = build("stock-compiled", stock)
+    inputs = stock.inputs([Atoms(imidazole().symbols, imidazole().positions, cell=[9.0, 8.0, 9.0], pbc=True)])
+    for which in ("energy_forces_stress", "training"):
+        exact = values_of(stock, inputs, which, {}, True)
+        errors, compared = errors_of(values_of(compiled, inputs, which, {}, True), exact)
+        assert max(errors.values()) < 1e-10
+    assert compiled.calculator(compiled.module).use_compile and not stock.calculator(stock.module).use_compile

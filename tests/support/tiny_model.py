@@ -47,6 +47,7 @@ class TinyPackage(Package):
     install = "torch"
     peers = ("same", "wrong", "refuses", "breaks", "dies", "full", "wraps", "slow")
     joined = ("same",)
+    stress_is_apart = True
     neighbor_function = ("tiny_model", "neighbor_list")
 
     def build(self, parameters: Any, seed: int) -> torch.nn.Module:

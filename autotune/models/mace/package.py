@@ -11,7 +11,7 @@ import functools
 import importlib
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, ClassVar
 
 import torch
 from torch import Tensor
@@ -559,6 +559,8 @@ class Mace(Package):
     captured = True
     peers = ("cuequivariance", "openequivariance", "cuequivariance+openequivariance")
     joined = ("cuequivariance",)
+    compiled: ClassVar[Mapping[str, tuple[str, ...]]] = {"compiled": ("stock", "cuequivariance")}
+    stress_is_apart = True
     neighbor_function = ("mace.data.atomic_data", "get_neighborhood")
 
     def build(self, parameters: Parameters, seed: int) -> torch.nn.Module:
@@ -632,11 +634,17 @@ class Mace(Package):
         from mace.calculators import MACECalculator
 
         name = str(dtype_of(model)).removeprefix("torch.")
-        return MACECalculator(models=model, device=device, default_dtype=name, head=getattr(model, "heads", [None])[0])
+        head = getattr(model, "heads", [None])[0]
+        made = MACECalculator(models=model, device=device, default_dtype=name, head=head)
+        made.use_compile = _is_compiled(model)  # it pads the inputs then
+        return made
 
     def evaluate(self, model: torch.nn.Module, inputs: dict[str, Any], *, training: bool, stress: bool) -> Outputs:
         # The model writes into the dictionary, and positions must not keep what an earlier call recorded.
         given = inputs | {"positions": inputs["positions"].detach()}
+        if _is_compiled(model):  # as its calculator calls it
+            given["positions"].requires_grad_()
+            training = True
         out = model(given, training=training, compute_force=True, compute_stress=stress)
         return Outputs(out["energy"], out["forces"], out["stress"] if stress else None, out.get("node_energy"))
 
@@ -654,3 +662,23 @@ class Mace(Package):
             else:
                 from mace.cli.convert_e3nn_hybrid import run
             return run(model, device=kind)
+
+    def in_compiled_form(self, model: torch.nn.Module, form: str, device: str) -> torch.nn.Module:
+        """As ``MACECalculator(compile_mode="default")``: forces are a part of the compiled graph."""
+        from mace.tools.compile import configure_autograd_for_compile, disable_e3nn_codegen, prepare, simplify
+        from mace.tools.scripts_utils import extract_model
+
+        is_converted = any(getattr(getattr(m, "cueq_config", None), "enabled", False) for m in model.modules())
+        with default_dtype(dtype_of(model)):
+            if is_converted:
+                configure_autograd_for_compile(allow_autograd=True)
+                with disable_e3nn_codegen():
+                    made = simplify(model)
+            else:
+                made = prepare(extract_model)(model=model, map_location=device)
+        made.compile(mode="default", fullgraph=not is_converted)
+        return made
+
+
+def _is_compiled(model: torch.nn.Module) -> bool:
+    return getattr(model, "_compiled_call_impl", None) is not None

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager, nullcontext
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor
@@ -146,6 +146,7 @@ class Allegro(NequIP):
     install = "nequip-allegro==0.8.3"
     modifiers = _MODIFIERS
     peers = tuple(_MODIFIERS)
+    compiled: ClassVar[Mapping[str, tuple[str, ...]]] = {"aotinductor": ("stock", *_MODIFIERS)}
 
     def builder(self) -> Callable[..., torch.nn.Module]:
         from allegro.model import AllegroModel

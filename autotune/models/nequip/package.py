@@ -7,6 +7,7 @@ built, loaded, fed and called.
 from __future__ import annotations
 
 import functools
+import tempfile
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
@@ -14,6 +15,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 import torch
 from torch import Tensor
 
+from autotune.errors import PeerError
 from autotune.models.capture import CapturablePackage, along_x, cube
 from autotune.models.gate import IrMulGate
 from autotune.models.layout import ModelLayout, Part, check_same, outline
@@ -288,6 +290,7 @@ class NequIP(Package):
     captured = True
     modifiers: ClassVar[Mapping[str, str]] = _MODIFIERS
     peers = tuple(_MODIFIERS)
+    compiled: ClassVar[Mapping[str, tuple[str, ...]]] = {"aotinductor": ("stock", *_MODIFIERS)}
     neighbor_function = ("nequip.data.transforms.neighborlist", "compute_neighborlist_")
     dtype_of_data = torch.float64
 
@@ -382,3 +385,54 @@ class NequIP(Package):
 
         # Without a dtype: parts of the model are float64 in every model.
         return modify(model, [{"modifier": self.modifiers[peer]}]).to(device)
+
+    def in_compiled_form(self, model: torch.nn.Module, form: str, device: str) -> torch.nn.Module:
+        """As ``nequip-compile --mode aotinductor --target ase``, on a small made-up crystal of the model's elements."""
+        return AotInductorModel(model, self.inputs(model, [_small_crystal(self.species(model))], device), device)
+
+
+def _small_crystal(species: Sequence[int]) -> Atoms:
+    from ase.build import bulk
+
+    atoms = bulk("C", "diamond", 3.567, cubic=True)
+    atoms.numbers = [species[place % len(species)] for place in range(len(atoms))]
+    atoms.rattle(0.05, seed=0)
+    return atoms
+
+
+class AotInductorModel(torch.nn.Module):
+    """NequIP's or Allegro's model as its compiled file computes it, for one structure a call and without training.
+
+    Read in nequip 0.19.1, ``nequip/scripts/compile.py``. stock: the model that was compiled.
+    """
+
+    compiled: Any
+
+    def __init__(self, stock: Any, data: dict[str, Any], device: str) -> None:
+        from nequip.nn.compile import DictInputOutputWrapper
+        from nequip.scripts._compile_utils import COMPILE_TARGET_DICT
+        from nequip.utils.aot import aot_export_model
+
+        super().__init__()
+        self.stock, self.metadata = stock.eval(), stock.metadata
+        target = COMPILE_TARGET_DICT["ase"]
+        sizes = {of: torch.export.Dim(f"num_{of}s", min=2) for of in ("graph", "node", "edge")}
+        with tempfile.TemporaryDirectory() as folder:
+            path = str(Path(folder) / "model.nequip.pt2")
+            aot_export_model(
+                model=self.stock,
+                device=device,
+                input_fields=target["input"],
+                output_fields=target["output"],
+                data=target["data_settings"](data),
+                batch_map=target["batch_map_settings"](sizes),
+                output_path=path,
+            )
+            # Not registered: its weights are in the file.
+            loaded = torch._inductor.aoti_load_package(path)
+        self.__dict__["compiled"] = DictInputOutputWrapper(loaded, target["input"], target["output"])
+
+    def forward(self, data: dict[str, Any]) -> dict[str, Any]:
+        if self.training:
+            raise PeerError("a file of AOTInductor has no gradients of weights")
+        return self.compiled(data)

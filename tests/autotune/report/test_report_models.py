@@ -80,21 +80,51 @@ def test_models_come_first_and_kernels_keep_a_picker(page: Page) -> None:
 
 def test_the_sentence_tells_mean_least_and_memory_of_all_rows(page: Page) -> None:
     rows = model_rows({"rows": all_rows()})
-    # Seven rows at 1.5 and one at 0.9; memory goes with time in the made-up record.
-    mean = (1.5**7 * 0.9) ** (1 / 8)
+    # Seven rows at 1.5 and one at 0.9; memory and device time go with time in the made-up record.
+    mean, each = (1.5**7 * 0.9) ** (1 / 8), math.floor((1.5**3 * 0.9) ** (1 / 4) * 100) / 100
     assert models.models_sentence(rows, "X") == (
-        f"On this X, models run {math.floor(mean * 100) / 100:.2f}× as fast with Equitune as by the fastest other "
-        f"path (mean of 8 rows, least 0.90×), in {1 / mean:.2f}× the memory."
+        "On this X, Equitune is so many times as fast as the fastest other path: energies and forces "
+        f"{each:.2f}× (mean of 4 rows, least 0.90×), {each:.2f}× by the device's time alone; training step "
+        f"1.50× (mean of 4 rows, least 1.50×), 1.50× by the device's time alone. It takes {1 / mean:.2f}× the memory."
     )
     assert models.joint_sentence(rows) == (
-        "Equitune's convolution and cuEquivariance's other parts together are 3.00× as fast as the fastest path "
-        "without Equitune (mean of 1 row, least 3.00×)."
+        "Equitune's convolution and cuEquivariance's other parts together, times as fast as the fastest path without "
+        "Equitune: 3.00× (one row)."
     )
     assert {models.models_sentence(rows, DEVICE["name"]), models.joint_sentence(rows)} <= {*page.words}
     assert models.joint_sentence(rows[:1]) == ""
-    assert models.models_sentence(rows[:1], "X").startswith("On this X, models run 1.50×")
+    assert "energies and forces 1.50× (one row), 1.50× by" in models.models_sentence(rows[:1], "X")
     alone = [ModelRow(row.record | {"contenders": {"equitune": {"wall_ms": 3}}}) for row in rows]
     assert "No model has been timed with Equitune and without it" in models.models_sentence(alone, "X")
+
+
+def test_kernels_capture_stress_and_steps_are_numbers_apart() -> None:
+    plain_row = model_row("made-up-mace", "made-up-liquid", "energy_forces", 2.0)
+    stress = model_row("made-up-mace", "made-up-liquid", "energy_forces_stress", 6.0)
+    step = model_row("made-up-mace", "made-up-liquid", "md_step", 3.0)
+    other = model_row("made-up-sevennet", "made-up-liquid", "training", 0.5)
+    ours = plain_row["contenders"]["equitune"]["wall_ms"]
+    alone = ModelRow(json.loads(json.dumps(plain_row)))
+    plain_row["contenders"] |= {
+        "equitune-captured": figures(ours / 2, 5184, device_ms=ours),
+        "cuequivariance-captured": figures(ours / 2 * 1.25, 5184, device_ms=ours * 1.2),
+    }
+    rows = [ModelRow(row) for row in (plain_row, stress, step, other)]
+    found = {what: values for what, values in models.gains(rows).items() if values}
+    assert [list(values) for values in found.values()] == [["mace"]] * 6 + [["sevennet"]] + [["mace"]] * 2
+    (fastest, kernels_alone, ours_captured, theirs, stressed, part, _, stock, steps) = (
+        next(iter(values.values()))[0] for values in found.values()
+    )
+    # Each in its fastest form; the kernels' number is of the least device times, whoever's.
+    assert (fastest, kernels_alone) == (pytest.approx(1.25), pytest.approx(1.2))
+    assert (ours_captured, theirs) == (pytest.approx(2.0), pytest.approx(2.0 / (0.5 * 1.25)))
+    assert (stressed, part) == (pytest.approx(6.0), pytest.approx(6.0 / 1.25))
+    assert (stock, steps) == (pytest.approx(12.0), pytest.approx(3.0))
+    section = plain(models_section(rows))
+    assert "capture: the fastest other path's 3.20× 1 row, least 3.20×" in section
+    assert "cuEquivariance, captured, eager 132 ms" in section and "0.50×" in section
+    alone.record["contenders"]["equitune-captured"] = figures(ours / 2, 5184)
+    assert alone.ratio == 2.0, "captured steps are not compared with those of who never ran so"
 
 
 def test_the_first_row_is_a_usual_one_near_the_mean() -> None:
@@ -139,7 +169,7 @@ def test_a_device_without_tuned_entries_and_with_stock_alone_is_told_as_such() -
         cells = {name: record["contenders"][name] for name in ("equitune", "stock")}
         rows.append(ModelRow(record | {"contenders": cells, "database": NOTHING_TUNED}))
     said = models.models_sentence(rows, "X")
-    assert said.startswith("On this X, models run 12× as fast with Equitune as by stock (mean of 2 rows, least 12×)")
+    assert said.startswith("On this X, Equitune is so many times as fast as stock: energies and forces 12× (one row)")
     assert said.endswith("Nothing was tuned on it.")
     choice = models.model_choice(rows[0])
     assert [(bar.name, bar.role) for bar in choice.bars] == [
@@ -208,6 +238,17 @@ def test_a_captured_step_has_a_bar_of_its_own() -> None:
     training["contenders"]["equitune-captured"] = {"error": "no gradients of weights"}
     choice = models.model_choice(ModelRow(training))
     assert "captured" not in plain(bars(choice, "")) and "Captured" not in plain(models_section([ModelRow(training)]))
+
+
+def test_a_row_of_several_runs_and_a_time_of_few_samples_say_so() -> None:
+    record = model_row("made-up-mace", "made-up-molecule", "energy_forces")
+    said = "its paths were measured in several runs"
+    assert said not in models.model_choice(ModelRow(record)).facts
+    assert "of several runs" not in plain(models_section([ModelRow(record)]))
+    record["contenders"]["stock"]["host"] = "another"
+    assert said in models.model_choice(ModelRow(record)).facts
+    assert "energies and forces, cells of several runs" in plain(models_section([ModelRow(record)]))
+    assert "3 samples" in plain(models_section([ModelRow(record)])), "as many as the sample has"
 
 
 def test_bars_are_to_scale_and_a_far_longer_one_is_cut() -> None:

@@ -37,6 +37,7 @@ from autotune.bench.session import (
     ModelSetting,
     errors_of,
     load,
+    passes_of,
     wall_figures,
     wrong_values,
 )
@@ -52,6 +53,7 @@ TINY = "tiny_model:tiny_model"
 QUICK = Effort(seconds=0.0, warm_up_s=0.0, most=3, least=3)
 # Each is a process, which takes seconds to start; what fails inside one is tested without it.
 CONTENDERS = ("stock", "refuses", "dies")
+PASSES_OF_A_MOLECULE = ("energy_forces", "training", "md_step")
 
 
 @pytest.fixture(scope="module")
@@ -78,12 +80,13 @@ def measured(structure: str, folder: Path) -> dict[str, dict[str, Any]]:
 
 
 def test_a_row_has_figures_and_reasons(measured: dict[str, dict[str, Any]]) -> None:
-    assert set(measured) == {"energy_forces", "training", "md_step"}
+    assert tuple(measured) == PASSES_OF_A_MOLECULE
     for which, row in measured.items():
         assert (row["atoms"], row["edges"], row["package"]) == (4, 12, "tiny")
         cells = row["contenders"]
         stock = cells["stock"]
         assert len(stock["wall_samples_ms"]) == 6  # two turns of three
+        assert {cell["host"] for cell in cells.values()} == {model_rows.host_now()} and model_rows.is_of_one_run(row)
         assert stock["us_per_atom"] == pytest.approx(stock["wall_ms"] * 1e3 / 4, rel=1e-3)  # both are rounded
         assert set(stock["errors"]) == ({"gradients"} if which == "training" else {"energy", "forces"})
         assert max(stock["errors"].values()) < 1e-5
@@ -130,12 +133,12 @@ def crystal(tmp_path_factory: pytest.TempPathFactory) -> str:
     return str(path)
 
 
-def test_of_a_crystal_the_stress_is_computed_in_every_step(
+def test_a_crystals_stress_is_computed_in_every_step_of_its_pass_alone(
     crystal: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("EQUITUNE_MISSES", "0")
     exact, asked, evaluate = tmp_path / "exact.pt", [], TinyPackage.evaluate
-    ModelSetting(TINY, REFERENCE, "cpu", "float32").open().write_exact(crystal, "energy_forces", exact)
+    ModelSetting(TINY, REFERENCE, "cpu", "float32").open().write_exact(crystal, "energy_forces_stress", exact)
     assert set(load(exact)) == {"energy", "forces", "stress"}
 
     def watched(package: TinyPackage, *given: Any, training: bool, stress: bool) -> Outputs:
@@ -144,20 +147,33 @@ def test_of_a_crystal_the_stress_is_computed_in_every_step(
 
     monkeypatch.setattr(TinyPackage, "evaluate", watched)
     session = ModelSetting(TINY, "same", "cpu", "float32").open()
-    cell = session.measure(crystal, "energy_forces", exact, QUICK)
-    session.measure_again(crystal, "energy_forces", QUICK)
+    cell = session.measure(crystal, "energy_forces_stress", exact, QUICK)
+    session.measure_again(crystal, "energy_forces_stress", QUICK)
     assert set(cell["errors"]) == {"energy", "forces", "stress"} and max(cell["errors"].values()) < 1e-5
     assert len(asked) >= 8 and set(asked) == {(False, True)}, "those that are timed too"
+    asked.clear()
+    ModelSetting(TINY, REFERENCE, "cpu", "float32").open().write_exact(crystal, "energy_forces", exact)
+    assert set(session.measure(crystal, "energy_forces", exact, QUICK)["errors"]) == {"energy", "forces"}
+    assert set(asked) == {(False, False)}
+    monkeypatch.setattr(TinyPackage, "stress_is_apart", False)
+    assert session.has_stress(crystal, "energy_forces"), "these models compute it anyway"
+
+
+def test_stress_is_a_pass_where_it_costs_something(crystal: str, structure: str) -> None:
+    package = open_model(TINY).package
+    assert passes_of(package, read(crystal), PASSES) == PASSES
+    assert "energy_forces_stress" not in passes_of(package, read(structure), PASSES)
+    assert "energy_forces_stress" not in passes_of(package_named("sevennet"), read(crystal), PASSES)
 
 
 def test_a_contender_that_leaves_the_stress_out_gets_no_figure(
     crystal: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     exact, evaluate = tmp_path / "exact.pt", TinyPackage.evaluate
-    ModelSetting(TINY, REFERENCE, "cpu", "float32").open().write_exact(crystal, "energy_forces", exact)
+    ModelSetting(TINY, REFERENCE, "cpu", "float32").open().write_exact(crystal, "energy_forces_stress", exact)
     without = lambda *given, **how: dataclasses.replace(evaluate(*given, **how), stress=None)  # noqa: E731
     monkeypatch.setattr(TinyPackage, "evaluate", without)
-    cell = ModelSetting(TINY, "same", "cpu", "float32").open().measure(crystal, "energy_forces", exact, QUICK)
+    cell = ModelSetting(TINY, "same", "cpu", "float32").open().measure(crystal, "energy_forces_stress", exact, QUICK)
     assert "stress differ by inf from stock" in cell["error"] and "wall_ms" not in cell
 
 
@@ -236,9 +252,41 @@ def test_other_software_or_another_contender_is_measured_again(
 
     assert todo() == {}
     assert todo(contenders=("stock", "equitune-default"))[structure, "training"] == ("equitune-default",)
-    assert set(todo(fresh=True)) == {(structure, which) for which in PASSES}
+    assert set(todo(fresh=True)) == {(structure, which) for which in PASSES_OF_A_MOLECULE}
     monkeypatch.setattr(model_rows, "software_versions", lambda *_: {"torch": "another"})
     assert todo()[structure, "training"] == chosen(open_model(TINY).package, CONTENDERS)
+
+
+def test_a_row_whose_cells_are_of_several_runs_is_measured_again(
+    measured: dict[str, dict[str, Any]], structure: str, tmp_path: Path
+) -> None:
+    """All of it, and so is a row that lacks a cell, but for contenders that are named."""
+    row, facts = json.loads(json.dumps(measured["training"])), device_facts("cpu")
+    names = contenders_of(open_model(TINY).package)
+
+    def todo(**changes: Any) -> dict[str, Any]:
+        store_rows(tmp_path, facts, [row])
+        asked = request(structure, passes=("training",), **{"contenders": ()} | changes)
+        return run._plan(TINY, [structure], asked, tmp_path, lambda text: None).todo
+
+    cells = row["contenders"] = {name: signed(name, {"wall_ms": 1.0, "us_per_atom": 1.0}, facts) for name in names}
+    assert todo() == {} and "several runs" not in row_lines(row)[0] and "*" not in table_lines([row])[1]
+    for change in ({"host": "another"}, {"date": "2026-01-01T00:00:00+00:00"}):
+        before, cells["same"] = cells["same"], cells["same"] | change
+        assert todo() == {(structure, "training"): names}
+        assert "several runs" in row_lines(row)[0] and "*" in table_lines([row])[1]
+        assert todo(contenders=("stock", "same")) == {}
+        cells["same"] = before
+    del cells["same"]
+    assert todo() == {(structure, "training"): names}
+    assert todo(contenders=("stock", "same")) == {(structure, "training"): ("same",)}
+
+
+def test_a_cell_says_what_it_ran_on(monkeypatch: pytest.MonkeyPatch) -> None:
+    facts = device_facts("cpu")
+    monkeypatch.setattr(model_rows, "_installed", {"openequivariance": "0.6.9"}.get)
+    assert signed("openequivariance-captured", {}, facts)["versions"] == {"openequivariance": "0.6.9"}
+    assert "versions" not in signed("stock", {}, facts) and "code" in signed("equitune-captured", {}, facts)
 
 
 def test_packages_that_a_model_does_not_run_may_come_and_go() -> None:
@@ -299,6 +347,11 @@ def test_allegros_own_forms_of_its_product_are_contenders() -> None:
             "stock",
             "cuequivariance",
             "triton",
+            *(
+                f"{path}-{form}"
+                for form in ("captured", "aotinductor")
+                for path in ("stock", "cuequivariance", "triton")
+            ),
         ),
     )
     with pytest.raises(PeerError, match="its kernels need a CUDA device"):
@@ -350,7 +403,7 @@ def test_a_damaged_record_is_not_overwritten(folder: Path, measured: dict[str, d
             store_rows(folder, facts, [])
     finally:
         path.write_text(before)
-    assert len(stored_rows(folder, facts.slug)) == len(PASSES)
+    assert len(stored_rows(folder, facts.slug)) == len(PASSES_OF_A_MOLECULE)
 
 
 def test_gradients_are_compared_by_name_and_size() -> None:
@@ -393,8 +446,9 @@ def test_peers_that_need_a_gpu_say_so_on_a_cpu() -> None:
         build("cuequivariance", model)
     with pytest.raises(PeerError, match="weights are formed in registers on a GPU only"):
         build("equitune-fused", model)
-    with pytest.raises(PeerError, match="CUDA graphs need a GPU"):
-        build("equitune-captured", model)
+    for path in ("equitune", "stock"):
+        with pytest.raises(PeerError, match="CUDA graphs need a GPU"):
+            build(f"{path}-captured", model)
     with pytest.raises(PeerError, match="symmetrix"):
         build("symmetrix", model)
 
@@ -459,9 +513,9 @@ def test_a_profile_directly_follows_its_timing_and_outlives_an_interruption(
 def test_a_run_that_ended_before_its_profiles_makes_them_up(
     measured: dict[str, dict[str, Any]], structure: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    rows = json.loads(json.dumps([measured[name] for name in PASSES[:2]]))
+    rows = json.loads(json.dumps([measured[name] for name in PASSES_OF_A_MOLECULE[:2]]))
     rows[0]["contenders"]["stock"]["device_ms"] = 0.5
-    asked = request(structure, device="cuda", passes=PASSES[:2])
+    asked = request(structure, device="cuda", passes=PASSES_OF_A_MOLECULE[:2])
     monkeypatch.setattr(run, "device_facts", lambda device: device_facts("cpu"))
     store_rows(tmp_path, device_facts("cpu"), rows)
     plan = run._plan(TINY, [structure], asked, tmp_path, lambda text: None)
