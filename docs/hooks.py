@@ -31,14 +31,32 @@ MODELS = {
     "mace-mp-0-small": "MACE-MP-0 small",
     "mace-mp-0-medium": "MACE-MP-0 medium",
     "mace-mp-0-large": "MACE-MP-0 large",
+    "mace-mpa-0-medium": "MACE-MPA-0 medium",
+    "mace-omat-0-small": "MACE-OMAT-0 small",
+    "mace-omat-0-medium": "MACE-OMAT-0 medium",
+    "mace-off23-small": "MACE-OFF23 small",
+    "mace-off23-medium": "MACE-OFF23 medium",
+    "mace-off23-large": "MACE-OFF23 large",
+    "mace-off24-medium": "MACE-OFF24 medium",
+    "mace-mh-1": "MACE-MH-1",
+    "mace-omol-0": "MACE-OMOL-0",
     "sevennet-l3i5": "SevenNet-l3i5",
     "sevennet-0": "SevenNet-0",
     "checkpoint_l3i5.pth": "SevenNet-l3i5, trained",
     "checkpoint_sevennet_0.pth": "SevenNet-0, trained",
+    "SevenNet-0, May": "SevenNet-0 of 22 May 2024, trained",
+    "checkpoint_sevennet_mf_0.pth": "SevenNet-MF-0, trained",
+    "sevennet-mf-ompa": "SevenNet-MF-ompa",
+    "sevennet-omni-i12": "SevenNet-Omni-i12",
+    "nequip-oam-s": "NequIP-OAM-S",
+    "nequip-oam-m": "NequIP-OAM-M",
     "nequip-oam-l": "NequIP-OAM-L",
+    "nequip-oam-xl": "NequIP-OAM-XL",
     "nequip-small": "NequIP, 64 features",
     "allegro-oam-l": "Allegro-OAM-L",
 }
+# Files of one name are told apart by the start of their SHA-256.
+SAME_NAMES = {"5d389faf": "SevenNet-0, May"}
 STRUCTURES = {
     "water-box": "water",
     "carbon": "diamond",
@@ -182,6 +200,84 @@ def largest_crystals() -> str:
         others = max(atoms for name, atoms in fitted.items() if not is_ours(name))
         lines.append([MODELS[row["model"]], f"{ours:,}", f"{others:,}"])
     return table(["largest diamond crystal, atoms", "Equitune", "cuEquivariance"], lines)
+
+
+# Certificates.
+
+PEERS = {"cuequivariance": "cuEquivariance", "openequivariance": "OpenEquivariance"}
+
+
+def certificates() -> list[dict[str, Any]]:
+    """The newest last."""
+    found = [json.loads(path.read_text()) for path in (ROOT / "results" / "certificates").glob("*.json")]
+    return sorted(found, key=lambda one: one["made"])
+
+
+def certified_name(one: dict[str, Any]) -> str:
+    """The model of a certificate by its name in ``MODELS``."""
+    model = one["model"]
+    return SAME_NAMES.get(model.get("sha256", "")[:8], model["name"])
+
+
+def certified_paths(name: str, is_gpu: bool) -> dict[tuple[str, str], dict[str, Any]]:
+    """By path and precision what the newest certificate says, with the names of its structures if these are given."""
+    found: dict[tuple[str, str], dict[str, Any]] = {}
+    for one in certificates():
+        if certified_name(one) == name and (one["device"]["backend"] != "cpu") == is_gpu:
+            on = "" if "crystal" in one["structures"] else f" on {', '.join(one['structures'])}"
+            found |= {(row["path"], row["dtype"]): row | {"on": on} for row in one["paths"]}
+    return found
+
+
+def verdict_cell(found: dict[tuple[str, str], dict[str, Any]], path: str, device: str) -> str:
+    """``pass: 1.6e-12, 1.2e-03``, in float64 and float32; or why there is no such figure."""
+    rows = [found[path, dtype] for dtype in ("float64", "float32") if (path, dtype) in found]
+    if not rows:
+        return f"not run on a {device}"
+    worst = next((row for word in ("fail", "refused") for row in rows if row["verdict"] == word), None)
+    if worst is not None:
+        small = next((cell["smallest"] for cell in worst["checks"].values() if "smallest" in cell), None)
+        at = f"; smallest: {small['formula']}, {small['atoms']} atoms" if small else ""
+        return f"{worst['verdict']} in {worst['dtype']}: {worst['reason'][:160]}{at}".replace("|", "/").replace(
+            "\n", " "
+        )
+    energies = ", ".join(f"{1e3 * row['differences']['energy']:.1e}" for row in rows)
+    return f"pass: {energies}{rows[0]['on']}"
+
+
+def stays_stock(found: dict[tuple[str, str], dict[str, Any]]) -> str:
+    """What ``accelerate`` left as it was, and why; the rest of a note says what is replaced."""
+    note = next((row["note"] for (path, _), row in found.items() if path == "equitune" and row["note"]), None)
+    if note is None:
+        return "not run"
+    counts = [some == total for some, total in re.findall(r"(\d+) of (\d+)", note)]
+    said = note.split("; stock: ", 1)
+    return said[1] if len(said) == 2 else "nothing" if all(counts) else said[0]
+
+
+def model_matrix() -> str:
+    """Each model with its certificates, its gains on the GPU, and what stays stock."""
+    lines = []
+    timed = [row for row in model_rows(GPU_MODELS) if row["pass"] == ENERGY_FORCES]
+    for name, shown in MODELS.items():
+        cpu, gpu = certified_paths(name, is_gpu=False), certified_paths(name, is_gpu=True)
+        cells = [verdict_cell(cpu, "equitune", "CPU"), verdict_cell(gpu, "equitune", "GPU")]
+        cells.append(verdict_cell(gpu, CAPTURED, "GPU"))
+        cells += [verdict_cell(gpu, peer, "GPU") for peer in PEERS]
+        rows = [row for row in timed if row["model"] == name]
+        for other in (lambda row: times_of(row).get(STOCK), fastest_other):
+            ratios = [(other(row) or math.nan) / times_of(row)[TUNED] for row in rows]
+            cells.append(mean_and_least(ratios) if any(not math.isnan(one) for one in ratios) else "not timed")
+        lines.append([shown, *cells, stays_stock(gpu or cpu)])
+    head = [
+        "Equitune on a CPU",
+        "on a GPU",
+        "captured, on a GPU",
+        *PEERS.values(),
+        "over stock",
+        "over the fastest other",
+    ]
+    return table(["model", *head, "stays stock"], lines)
 
 
 # Kernels.
@@ -365,6 +461,7 @@ TABLES = {
     "cpu-training": lambda: model_steps(CPU_MODELS, TRAINING),
     "memory": memory_of_models,
     "largest": largest_crystals,
+    "matrix": model_matrix,
     "kernels": kernel_gains,
     "kernels-untuned": lambda: kernel_gains(untuned=True),
     "level": level_rows,
