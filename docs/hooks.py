@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import Any, get_args
 
 from autotune.bench.rows import fastest_peer, geometric_mean, ratio
+from autotune.models.whole_model import published_models
 from autotune.report.models import PACKAGES, gains
 from autotune.report.rows import ModelRow
 from autotune.report.rows import model_rows as rows_of_models
@@ -30,6 +31,10 @@ LAMMPS = "lammps/nvidia-h200"
 ENERGY_FORCES, STRESS, TRAINING, MD_STEP = "energy_forces", "energy_forces_stress", "training", "md_step"
 # Rows of a pass that are shown together.
 ENERGIES = (ENERGY_FORCES, STRESS)
+# Files of one name are told apart by the start of their SHA-256.
+SAME_NAMES = {"5d389faf": "checkpoint_sevennet_0.pth of 22 May 2024"}
+# Models of the matrix that a file holds, with trained weights; the others are those of configs/model-rows.toml.
+TRAINED = ("checkpoint_l3i5.pth", "checkpoint_sevennet_0.pth", *SAME_NAMES.values(), "checkpoint_sevennet_mf_0.pth")
 ABSENT = "-"
 
 
@@ -172,6 +177,83 @@ def largest_crystals() -> str:
         other = max((name for name in fitted if not is_ours(name)), key=lambda name: fitted[name])
         lines.append([row.text("model"), f"{ours:,}", f"{fitted[other]:,}", contender_name(other)])
     return table(["largest diamond crystal, atoms", "Equitune", "the largest of another path", "which"], lines)
+
+
+# Certificates.
+
+PEERS = {"cuequivariance": "cuEquivariance", "openequivariance": "OpenEquivariance"}
+
+
+def certificates() -> list[dict[str, Any]]:
+    """The newest last."""
+    found = [json.loads(path.read_text()) for path in (ROOT / "results" / "certificates").glob("*.json")]
+    return sorted(found, key=lambda one: one["made"])
+
+
+def certified_name(one: dict[str, Any]) -> str:
+    """The model of a certificate by its name in the matrix."""
+    model = one["model"]
+    return SAME_NAMES.get(model.get("sha256", "")[:8], model["name"])
+
+
+def certified_paths(name: str, is_gpu: bool) -> dict[tuple[str, str], dict[str, Any]]:
+    """By path and precision what the newest certificate says, with the names of its structures if these are given."""
+    found: dict[tuple[str, str], dict[str, Any]] = {}
+    for one in certificates():
+        if certified_name(one) == name and (one["device"]["backend"] != "cpu") == is_gpu:
+            on = "" if "crystal" in one["structures"] else f" on {', '.join(one['structures'])}"
+            found |= {(row["path"], row["dtype"]): row | {"on": on} for row in one["paths"]}
+    return found
+
+
+def verdict_cell(found: dict[tuple[str, str], dict[str, Any]], path: str, device: str) -> str:
+    """``pass: 1.6e-12, 1.2e-03``, in float64 and float32; or why there is no such figure."""
+    rows = [found[path, dtype] for dtype in ("float64", "float32") if (path, dtype) in found]
+    if not rows:
+        return f"not run on a {device}"
+    worst = next((row for word in ("fail", "refused") for row in rows if row["verdict"] == word), None)
+    if worst is not None:
+        small = next((cell["smallest"] for cell in worst["checks"].values() if "smallest" in cell), None)
+        at = f"; smallest: {small['formula']}, {small['atoms']} atoms" if small else ""
+        return f"{worst['verdict']} in {worst['dtype']}: {worst['reason'][:160]}{at}".replace("|", "/").replace(
+            "\n", " "
+        )
+    energies = ", ".join(f"{1e3 * row['differences']['energy']:.1e}" for row in rows)
+    return f"pass: {energies}{rows[0]['on']}"
+
+
+def stays_stock(found: dict[tuple[str, str], dict[str, Any]]) -> str:
+    """What ``accelerate`` left as it was, and why; the rest of a note says what is replaced."""
+    note = next((row["note"] for (path, _), row in found.items() if path == "equitune" and row["note"]), None)
+    if note is None:
+        return "not run"
+    counts = [some == total for some, total in re.findall(r"(\d+) of (\d+)", note)]
+    said = note.split("; stock: ", 1)
+    return said[1] if len(said) == 2 else "nothing" if all(counts) else said[0]
+
+
+def model_matrix() -> str:
+    """Each model with its certificates, its gains on the GPU, and what stays stock."""
+    lines = []
+    timed = [row for row in model_rows(GPU_MODELS) if row.text("pass") == ENERGY_FORCES]
+    for name in (*published_models(), *TRAINED):
+        cpu, gpu = certified_paths(name, is_gpu=False), certified_paths(name, is_gpu=True)
+        cells = [verdict_cell(cpu, "equitune", "CPU"), verdict_cell(gpu, "equitune", "GPU")]
+        cells.append(verdict_cell(gpu, CAPTURED, "GPU"))
+        cells += [verdict_cell(gpu, peer, "GPU") for peer in PEERS]
+        rows = [row for row in timed if row.text("model") == name]
+        for ratios in ([row.time_us(STOCK) / row.time_us(row.ours) for row in rows], [row.ratio for row in rows]):
+            cells.append(mean_and_least(ratios) if any(not math.isnan(one) for one in ratios) else "not timed")
+        lines.append([name + ", trained" * (name in TRAINED), *cells, stays_stock(gpu or cpu)])
+    head = [
+        "Equitune on a CPU",
+        "on a GPU",
+        "captured, on a GPU",
+        *PEERS.values(),
+        "over stock",
+        "over all others",
+    ]
+    return table(["model", *head, "stays stock"], lines)
 
 
 # Kernels.
@@ -356,6 +438,7 @@ TABLES = {
     "cpu-training": lambda: model_steps(CPU_MODELS, TRAINING),
     "memory": memory_of_models,
     "largest": largest_crystals,
+    "matrix": model_matrix,
     "kernels": kernel_gains,
     "kernels-untuned": lambda: kernel_gains(untuned=True),
     "level": level_rows,

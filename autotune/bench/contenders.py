@@ -182,7 +182,11 @@ def _accelerated(model: torch.nn.Module, kinds: tuple[str, ...], **options: Any)
     done = accelerate(model, **options)
     if not any(place.replaced and place.kind in kinds for place in done.places):
         raise PeerError(f"nothing of the model was replaced: {str(done).splitlines()[0]}")
-    return str(done).splitlines()[0]
+    kept: dict[str, list[str]] = {}
+    for place in done.places:
+        if not place.replaced:
+            kept.setdefault(place.detail, []).append(place.name)
+    return "; ".join((str(done).splitlines()[0], *(f"stock: {', '.join(kept[why])}, as {why}" for why in kept)))
 
 
 def require_usable(contender: str, device: str) -> None:

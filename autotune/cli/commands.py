@@ -11,7 +11,7 @@ import itertools
 import json
 import sys
 import warnings
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Annotated, Any, Literal, NoReturn
 
@@ -27,6 +27,7 @@ from autotune.cli import tune as cli_tune
 from autotune.cli.replay import explain_defaults, record
 from autotune.cli.tune import show_misses
 from autotune.extras import typed
+from kernelgen.errors import EquituneError
 from kernelgen.files import with_fit_texts
 
 # The exit code of a command that ran and found something wrong.
@@ -153,10 +154,18 @@ CertificatePages = Annotated[
     epilog=options.examples(
         "equitune certify checkpoint.pth",
         "equitune certify my.model --structure box.xyz --paths equitune,captured --device cuda",
+        "equitune certify all --quick --device cuda",
     )
 )
 def certify(
-    model: options.ModelName,
+    model: Annotated[
+        str,
+        typer.Argument(
+            metavar="MODEL",
+            help="A file of MACE, NequIP or SevenNet, the name of a published model, module:function, which returns a "
+            "model; or all: the published models of the packages that are installed, and the files in SevenNet's.",
+        ),
+    ],
     structure: Annotated[
         list[str] | None,
         typer.Option(help="A file that ase reads, or a name such as mof; may be repeated. Default: drawn structures."),
@@ -184,17 +193,42 @@ def certify(
         raise ConfigError("--quick and --thorough are both given; expected one of them")
     check_seed(seed)
     # Mistakes until here are answered without torch.
+    from autotune.certification.structures import read
+    from autotune.models.whole_model import models_here
+
+    on, folder = options.resolve_device(device), options.results_folder(results)
+    asked: dict[str, Any] = {
+        "structures": read(structure) if structure else None,
+        "paths": options.peers_named(paths or "none") or (),
+        "dtypes": tuple(word.strip() for word in dtype.split(",")),
+        "device": on,
+        "seed": seed,
+        "effort": "quick" if quick else "thorough" if thorough else "normal",
+    }
+    passed = True
+    for name in models_here() if model == "all" else [model]:
+        try:
+            passed &= _certified(name, folder, reports, asked)
+        except EquituneError as error:
+            if model != "all":
+                raise
+            print(f"{name}: {error}")
+            passed = False
+    if not passed:
+        raise typer.Exit(FAILED)
+
+
+def _certified(model: str, results: Path, reports: Path | None, asked: Mapping[str, Any]) -> bool:
+    """Write one model's record and page; whether it passed, and no path that is named was refused."""
     from autotune.certification.certificate import Certificate
     from autotune.certification.certificate import certify as measure
     from autotune.certification.checks import REFUSED
-    from autotune.certification.structures import read
     from autotune.certification.table import verdict_text
     from autotune.paths import reports_dir
     from autotune.report import write_certificate
     from autotune.report.certificate import page_name
 
-    on, folder = options.resolve_device(device), options.results_folder(results) / "certificates"
-    named = options.peers_named(paths or "none") or ()
+    folder = results / "certificates"
     folder.mkdir(parents=True, exist_ok=True)
 
     def keep(certificate: Certificate) -> None:
@@ -202,24 +236,14 @@ def certify(
         print(f"{row['path']}, {row['dtype']}: {verdict_text(row)} ({row['seconds']:.0f} s)", flush=True)
         certificate.save(folder / f"{page_name(certificate.record)}.json")
 
-    certificate = measure(
-        model,
-        read(structure) if structure else None,
-        paths=named,
-        dtypes=tuple(word.strip() for word in dtype.split(",")),
-        device=on,
-        seed=seed,
-        effort="quick" if quick else "thorough" if thorough else "normal",
-        on_path=keep,
-    )
+    certificate = measure(model, **asked, on_path=keep)
     print(certificate)
     print(f"record: {folder / page_name(certificate.record)}.json")
-    print(f"page: {write_certificate(certificate.record, reports or reports_dir(folder.parent))}")
-    refused = [row for row in certificate.record["paths"] if named and row["verdict"] == REFUSED]
+    print(f"page: {write_certificate(certificate.record, reports or reports_dir(results))}")
+    refused = [row for row in certificate.record["paths"] if asked["paths"] and row["verdict"] == REFUSED]
     for row in refused:
         print(f"not certified: {row['path']} in {row['dtype']}, which --paths names, is refused")
-    if refused or not certificate.passed:
-        raise typer.Exit(FAILED)
+    return certificate.passed and not refused
 
 
 app.command()(record)

@@ -60,9 +60,16 @@ class Package(ABC):
     neighbor_function: ClassVar[tuple[str, str]]
     dtype_of_data: ClassVar[torch.dtype] = torch.float32
 
+    def _missing(self) -> list[str]:
+        return [module for module in self.modules if importlib.util.find_spec(module) is None]
+
+    @property
+    def is_installed(self) -> bool:
+        return not self._missing()
+
     def require(self) -> None:
         """ConfigError with what to install, unless the package can be imported."""
-        missing = [module for module in self.modules if importlib.util.find_spec(module) is None]
+        missing = self._missing()
         if not missing:
             return
         advice = f"pip install {self.install}"

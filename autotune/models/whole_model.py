@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib
+import importlib.util
 import sys
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
@@ -237,6 +238,14 @@ def published_models(path: Path | None = None) -> dict[str, PublishedModel]:
     """All models of the file; a model takes what it does not say from the one that it is ``like``."""
     tables = read_toml(path or paths.configs_dir() / "model-rows.toml")
     return {name: _model(name, tables) for name in tables}
+
+
+def models_here() -> list[str]:
+    """What :func:`open_model` opens here: the published models of installed packages, and files in SevenNet's wheel."""
+    published = [name for name, model in published_models().items() if package_named(model.package).is_installed]
+    wheel = importlib.util.find_spec("sevenn")
+    folder = Path(wheel.origin or "").parent / "pretrained_potentials" if wheel else Path("none")
+    return [*published, *map(str, sorted(folder.glob("*/*.pth")))]
 
 
 def find_published(name: str) -> PublishedModel:

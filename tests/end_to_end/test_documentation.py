@@ -32,6 +32,7 @@ from typer.testing import CliRunner
 from autotune.bench.rows import DEFAULT, OURS, fastest_peer, ratio
 from autotune.cli.commands import app
 from autotune.database import store as database
+from autotune.models.whole_model import published_models
 from autotune.workload.config import load_config
 from kernelgen.arithmetic.directions import DIRECTIONS
 from kernelgen.device import device_facts
@@ -345,6 +346,31 @@ def test_each_table_of_the_pages_is_made() -> None:
     for name in set(named) - {"commands"}:
         lines = made.TABLES[name]().splitlines()
         assert len(lines) > 2 and len({line.count(" | ") for line in lines if "---" not in line}) == 1, name
+
+
+def test_the_matrix_of_models_follows_the_records(monkeypatch: pytest.MonkeyPatch) -> None:
+    made = hooks()
+    assert {*published_models(), *map(made.certified_name, made.certificates())} <= set(made.MODELS)
+    lines = [line.strip("| ").split(" | ") for line in made.model_matrix().splitlines()[2:]]
+    assert [line[0] for line in lines] == list(made.MODELS.values())
+    assert all(cell.strip() and cell != made.ABSENT for line in lines for cell in line)
+    (record,) = (one for one in made.certificates() if one["model"]["weights"].startswith("5dd94f"))
+    energies = [1e3 * row["differences"]["energy"] for row in record["paths"] if row["path"] == "equitune"]
+    (trained,) = (line for line in lines if line[0] == "SevenNet-0, trained")
+    assert trained[1] == "pass: " + ", ".join(f"{energy:.1e}" for energy in energies)
+    small = {"formula": "Fe2", "atoms": 2}
+    for row in record["paths"]:
+        row |= {
+            "verdict": "fail",
+            "reason": "forces is wrong on crystal",
+            "note": "1 of 2 convolutions; stock: a, as b",
+        }
+        row["checks"]["forces"]["smallest"] = small
+    monkeypatch.setattr(made, "certificates", lambda: [record])
+    (failed,) = (line for line in made.model_matrix().splitlines() if line.startswith("| SevenNet-0, trained "))
+    assert "fail in float64: forces is wrong on crystal; smallest: Fe2, 2 atoms" in failed and failed.endswith(
+        "| a, as b |"
+    )
 
 
 def test_commands_name_arguments_as_their_help_does() -> None:

@@ -482,10 +482,6 @@ class CapturableMace(CapturablePackage):
         **dict.fromkeys(("edge_forces", "atomic_virials", "atomic_stresses", "hessian"), "atoms"),
     }
 
-    def check(self, model: Any) -> None:
-        if hasattr(model, "joint_embedding"):
-            raise UnsupportedError("capture does not know the embedded features of this MACE model (embedding_specs)")
-
     def runs_eagerly(self, model: Any, inputs: Mapping[str, Any], options: Mapping[str, Any]) -> str:
         if options.get("training"):
             return "training"
@@ -516,6 +512,8 @@ class CapturableMace(CapturablePackage):
         }
         if "head" in inputs:
             fields["head"] = Field(inputs["head"], "graphs", 0)
+        for name, spec in getattr(model, "embedding_specs", {}).items():
+            fields[name] = Field(inputs[name].detach(), "graphs" if spec["per"] == "graph" else "atoms", 0)
         return fields, counts
 
     def compute(self, model: Any, given: dict[str, Tensor], size: Counts, options: Mapping[str, Any]) -> dict[str, Any]:
@@ -550,6 +548,17 @@ def extended_cell(graph: AtomicGraph, cutoff: float | Tensor) -> Tensor:
 
 # MACE: ``ScaleShiftMACE`` and its conversions to cuEquivariance and OpenEquivariance, one at a time or both.
 
+# Hyperparameters that all packages have, by MACE's names.
+_MACES_NAMES = {
+    "cutoff": "r_max",
+    "interaction": "interaction_cls",
+    "interaction_first": "interaction_cls_first",
+    "mlp_irreps": "MLP_irreps",
+    "radial_mlp": "radial_MLP",
+    "scale": "atomic_inter_scale",
+    "shift": "atomic_inter_shift",
+}
+
 
 class Mace(Package):
     name = "mace"
@@ -569,29 +578,21 @@ class Mace(Package):
 
         from kernelgen.compat import o3
 
-        numbers = numbers_of(parameters["species"])
-        block = modules.interaction_classes
+        given = {_MACES_NAMES.get(name, name): value for name, value in parameters.items()}
+        numbers, heads = numbers_of(given.pop("species")), len(given.get("heads", ()))
+        for name in ("interaction_cls", "interaction_cls_first"):
+            given[name] = modules.interaction_classes[given[name]]
+        for name in given.keys() & {"hidden_irreps", "MLP_irreps", "edge_irreps"}:
+            given[name] = o3.Irreps(given[name])
+        if heads:
+            given |= {name: [given[name]] * heads for name in ("atomic_inter_scale", "atomic_inter_shift")}
         torch.manual_seed(seed)
         return modules.ScaleShiftMACE(
-            r_max=parameters["cutoff"],
-            num_bessel=parameters["num_bessel"],
-            num_polynomial_cutoff=parameters["num_polynomial_cutoff"],
-            max_ell=parameters["max_ell"],
-            interaction_cls=block[parameters["interaction"]],
-            interaction_cls_first=block[parameters["interaction_first"]],
-            num_interactions=parameters["num_interactions"],
             num_elements=len(numbers),
-            hidden_irreps=o3.Irreps(parameters["hidden_irreps"]),
-            MLP_irreps=o3.Irreps(parameters["mlp_irreps"]),
-            atomic_energies=np.zeros(len(numbers)),
-            avg_num_neighbors=parameters["avg_num_neighbors"],
+            atomic_energies=np.zeros((heads, len(numbers)) if heads else len(numbers)),
             atomic_numbers=list(numbers),
-            correlation=parameters["correlation"],
             gate=torch.nn.functional.silu,
-            radial_MLP=list(parameters["radial_mlp"]),
-            radial_type="bessel",
-            atomic_inter_scale=parameters["scale"],
-            atomic_inter_shift=parameters["shift"],
+            **given,
         )
 
     def load(self, path: Path) -> torch.nn.Module:
@@ -613,21 +614,24 @@ class Mace(Package):
         from mace.tools import torch_geometric, utils
 
         table = utils.AtomicNumberTable(list(self.species(model)))
-        keys = data.KeySpecification()
+        # What is embedded beside the elements, such as a structure's charge, by its name in ``info``.
+        embedded = tuple(getattr(model, "embedding_specs", None) or ())
+        keys = data.KeySpecification(info_keys={name: name for name in embedded})
+        heads = getattr(model, "heads", None) or ["Default"]
         with default_dtype(dtype_of(model)):
             graphs = [
                 data.AtomicData.from_config(
-                    data.config_from_atoms(one, key_specification=keys),
+                    data.config_from_atoms(one, key_specification=keys, head_name=one.info.get("head", heads[0])),
                     z_table=table,
                     cutoff=self.cutoff(model),
-                    heads=getattr(model, "heads", None),
+                    heads=heads,
                 )
                 for one in atoms
             ]
             batch = torch_geometric.Batch.from_data_list(graphs)
         # A model reads no labels; absent ones are zeros of no use.
         read = ("batch", "cell", "edge_index", "head", "node_attrs", "pbc", "positions", "ptr", "shifts", "unit_shifts")
-        found = {name: value for name, value in batch.to_dict().items() if name in read}
+        found = {name: value for name, value in batch.to_dict().items() if name in (*read, *embedded)}
         return converted(found, device, dtype_of(model))
 
     def calculator(self, model: Any, device: str) -> Any:

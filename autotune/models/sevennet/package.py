@@ -341,7 +341,10 @@ class SevenNet(Package):
 
         given = dict(parameters)
         numbers = numbers_of(given.pop("species"))
+        modalities = given.pop("modalities", ())
         configuration = {**_const.DEFAULT_E3_EQUIVARIANT_MODEL_CONFIG, **given}
+        if modalities:
+            configuration |= _of_modalities(modalities, len(numbers), given["shift"])
         configuration |= util.chemical_species_preprocess([chemical_symbols[number] for number in numbers])
         torch.manual_seed(seed)
         return _built(configuration)
@@ -371,9 +374,9 @@ class SevenNet(Package):
         return float(model.cutoff)
 
     def species(self, model: Any) -> tuple[int, ...]:
-        return tuple(sorted(model.type_map))
+        return tuple(number for number in sorted(model.type_map) if number)
 
-    def inputs(self, model: torch.nn.Module, atoms: Sequence[Atoms], device: str) -> dict[str, Any]:
+    def inputs(self, model: Any, atoms: Sequence[Atoms], device: str) -> dict[str, Any]:
         from sevenn.atom_graph_data import AtomGraphData
         from sevenn.train.dataload import unlabeled_atoms_to_graph
         from torch_geometric.data import Batch
@@ -384,6 +387,8 @@ class SevenNet(Package):
             vectors = torch.from_numpy(arrays["edge_vec"])
             graphs.append(AtomGraphData.from_numpy_dict(arrays))
             graphs[-1]["edge_vec"] = vectors  # which the package rounds to float32
+            if model.modal_map:
+                graphs[-1]["data_modality"] = one.info.get("data_modality", _first_modality(model))
         batch = Batch.from_data_list(graphs, exclude_keys=["data_info"])
         return converted(batch.to_dict(), device, dtype_of(model))
 
@@ -391,7 +396,7 @@ class SevenNet(Package):
         from sevenn.calculator import SevenNetCalculator
 
         with quietly():
-            return SevenNetCalculator(model, file_type="model_instance", device=device)
+            return SevenNetCalculator(model, file_type="model_instance", device=device, modal=_first_modality(model))
 
     def evaluate(self, model: Any, inputs: dict[str, Any], *, training: bool, stress: bool) -> Outputs:
         # Its calculator evaluates one structure without batches, its training loop batches.
@@ -401,6 +406,12 @@ class SevenNet(Package):
         given = {name: value.detach() if isinstance(value, torch.Tensor) else value for name, value in inputs.items()}
         if batched:
             given["cell_volume"] = given["cell_volume"].clone()  # it is written to
+        elif "data_modality" in given:
+            (given["data_modality"],) = given["data_modality"]
+        if model.modal_map:  # read as attributes of the data
+            from sevenn.atom_graph_data import AtomGraphData
+
+            given = AtomGraphData(**given)
         out = model(given)
         # Of the other sign than ASE's.
         found = -out["inferred_stress"].reshape(-1, 6)[:, _VOIGT] if stress else None
@@ -424,6 +435,23 @@ class SevenNet(Package):
         return made
 
 
+def _of_modalities(names: Sequence[str], elements: int, shift: float) -> dict[str, Any]:
+    """What the package's training adds to the configuration of a model of several modalities, each with its shifts."""
+    return {
+        "use_modality": True,
+        "use_modal_wise_shift": True,
+        "use_modal_wise_scale": False,
+        "_number_of_modalities": len(names),
+        "_modal_map": {name: place for place, name in enumerate(names)},
+        "shift": [[shift] * elements] * len(names),
+    }
+
+
+def _first_modality(model: Any) -> str | None:
+    """That of a structure whose ``info`` names none."""
+    return next(iter(model.modal_map or ()), None)
+
+
 def _built(configuration: Mapping[str, Any]) -> torch.nn.Module:
     from sevenn.model_build import build_E3_equivariant_model
 
@@ -435,16 +463,20 @@ def _built(configuration: Mapping[str, Any]) -> torch.nn.Module:
 
 
 def _in_dtype(model: Any, dtype: torch.dtype) -> Any:
-    """In place. Its one-hot encoding of elements is float32 in every model."""
+    """In place. Its one-hot encodings of elements and modalities are float32 in every model."""
     if dtype != torch.float32:
-        model.onehot_idx_to_onehot.register_forward_hook(_in_double)
+        for encoding in filter(
+            None, (getattr(model, name, None) for name in ("onehot_idx_to_onehot", "one_hot_modality"))
+        ):
+            encoding.register_forward_hook(_in_double)
     return model.to(dtype)
 
 
 def _in_double(encoding: Any, given: tuple[Any, ...], data: dict[str, Any]) -> None:
-    """Cast the encoding, which the next layers multiply by weights."""
-    for key in ("x", "node_attr"):
-        data[key] = data[key].double()
+    """Cast the encodings, which the next layers multiply by weights."""
+    for key in ("x", "node_attr", "modal_attr"):
+        if key in data:
+            data[key] = data[key].double()
 
 
 def _copy_weights(source: torch.nn.Module, target: torch.nn.Module) -> None:

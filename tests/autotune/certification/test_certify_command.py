@@ -60,6 +60,17 @@ def test_a_named_path_that_is_refused_fails_beside_a_pass(
     assert "not certified: equitune-fused in float64, which --paths names, is refused" in capsys.readouterr().out
 
 
+def test_all_models_are_certified_though_one_cannot_be(
+    molecule: str, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("autotune.models.whole_model.models_here", lambda: ["no.model", MODEL])
+    words = ("--structure", molecule, "--paths", "equitune", "--dtype", "float64", "--quick", "--device", "cpu")
+    assert exit_code("all", *words, "--results", str(tmp_path)) == 1
+    printed = capsys.readouterr().out
+    assert "no.model: model file no.model does not exist" in printed and "equitune, float64: pass" in printed
+    assert len(list((tmp_path / "certificates").glob("*.json"))) == 1
+
+
 def test_other_questions_have_other_files(failed: Certificate) -> None:
     record = failed.record
     asked = {"seed": 1, "effort": "normal", "structures": {}, "asked": {"paths": ["planted"], "dtypes": ["float32"]}}

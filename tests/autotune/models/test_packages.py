@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import copy
 from typing import Any
 
 import pytest
 import torch
 
+from autotune.models.capture import capture
 from autotune.models.whole_model import (
     PublishedModel,
     WholeModel,
@@ -19,6 +21,24 @@ from autotune.models.whole_model import (
 
 SMALL: dict[str, dict[str, Any]] = {
     "mace-mp-0-medium": {"hidden_irreps": "4x0e + 4x1o", "max_ell": 2, "correlation": 2, "species": "1, 6-8"},
+    "mace-mh-1": {"hidden_irreps": "8x0e + 8x1o", "edge_irreps": "4x0e + 4x1o", "max_ell": 2, "species": "1, 6-8"},
+    "mace-omol-0": {
+        "hidden_irreps": "8x0e + 8x1o",
+        "edge_irreps": "4x0e + 4x1o",
+        "num_interactions": 2,
+        "max_ell": 2,
+        "species": "1, 6-8",
+        "embedding_specs": {
+            "total_charge": {
+                "type": "categorical",
+                "per": "graph",
+                "in_dim": 1,
+                "emb_dim": 8,
+                "num_classes": 9,
+                "offset": 4,
+            }
+        },
+    },
     "nequip-oam-l": {"num_layers": 2, "l_max": 1, "num_features": [4, 2], "species": "1, 6-8"},
     "allegro-oam-l": {
         "cutoff": 4.0,
@@ -37,6 +57,13 @@ SMALL: dict[str, dict[str, Any]] = {
         "lmax": 1,
         "num_convolution_layer": 2,
         "irreps_manual": ["4x0e", "4x0e+2x1e", "4x0e"],
+        "species": "1, 6-8",
+    },
+    "sevennet-mf-ompa": {
+        "channel": 4,
+        "lmax": 1,
+        "num_convolution_layer": 2,
+        "irreps_manual": ["4x0e", "4x0e+2x1o", "4x0e"],
         "species": "1, 6-8",
     },
 }
@@ -101,3 +128,24 @@ def test_stress_is_given_for_a_crystal(name: str) -> None:
     stress = model.energies_and_forces(model.inputs([atoms]), stress=True).stress
     assert stress is not None and stress.shape == (1, 3, 3)
     assert torch.allclose(stress, stress.transpose(1, 2), rtol=1e-8, atol=1e-12) and stress.abs().max() > 0
+
+
+@pytest.mark.parametrize(
+    ("name", "info"),
+    [
+        ("mace-omol-0", {"total_charge": -2}),
+        ("mace-mh-1", {"head": "omol"}),
+        ("sevennet-mf-ompa", {"data_modality": "mpa"}),
+    ],
+)
+def test_what_a_structure_says_of_itself_is_read_and_captured(name: str, info: dict[str, Any]) -> None:
+    model, atoms = small(name, torch.float64), find_atoms("imidazole")
+    said = atoms.copy()
+    said.info |= info
+    captured = model.with_module(capture(copy.deepcopy(model.module)))
+    for structures in ([said], [atoms, said]):
+        inputs = model.inputs(structures)
+        wanted, found = model.energies_and_forces(inputs), captured.energies_and_forces(inputs)
+        assert torch.allclose(found.energy, wanted.energy, rtol=1e-10)
+        assert torch.allclose(found.forces, wanted.forces, atol=1e-10)
+    assert (wanted.energy[0] - wanted.energy[1]).abs() > 1e-6

@@ -11,7 +11,7 @@ from ase import Atoms
 from autotune import paths
 from autotune.errors import ConfigError
 from autotune.models.package import Package, numbers_of
-from autotune.models.whole_model import PACKAGES, find_atoms, open_model, published_models, structure_names
+from autotune.models.whole_model import PACKAGES, find_atoms, models_here, open_model, published_models, structure_names
 
 TINY = "tiny_model:tiny_model"
 
@@ -122,3 +122,14 @@ def test_no_advice_breaks_this_environment(package: Package, monkeypatch: pytest
     monkeypatch.setattr(type(package), "excludes", ("absent", "json"))
     with pytest.raises(ConfigError, match=r"environment of its own for it, since json, which .*-env/bin/pip install"):
         package.require()
+
+
+def test_models_here_are_those_of_installed_packages() -> None:
+    installed = {package.name for package in PACKAGES if package.is_installed}
+    published = {name for name, model in published_models().items() if model.package in installed}
+    here = models_here()
+    assert published <= set(here)
+    assert {Path(name).suffix for name in set(here) - published} <= {".pth"}
+    assert any(name.endswith("SevenNet_MF_0/checkpoint_sevennet_mf_0.pth") for name in here) == (
+        "sevennet" in installed
+    )
