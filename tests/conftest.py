@@ -44,9 +44,17 @@ def pytest_configure(config: pytest.Config) -> None:
         os.environ.setdefault("OMP_NUM_THREADS", "1")
 
 
+def pytest_addoption(parser: pytest.Parser) -> None:
+    help_ = "of the cases beyond those that cover, every N-th from the K-th (default: 0/1, all)"
+    parser.addoption("--others", default="0/1", metavar="K/N", help=help_)
+
+
 @pytest.hookimpl(tryfirst=True)  # before -m selects
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    leave_others_to_slow(items)
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    first, _, step = config.getoption("--others").partition("/")
+    left_out = set(leave_others_to_slow(items, (int(first), int(step))))
+    config.hook.pytest_deselected(items=list(left_out))
+    items[:] = [item for item in items if item not in left_out]
     # The longest first: at the end no process waits for another's.
     items.sort(key=lambda item: item.get_closest_marker("slow") is None)
     marked = [item for item in items if item.get_closest_marker("gpu")]
