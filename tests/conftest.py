@@ -107,9 +107,11 @@ def host_kernels_compile_quickly(
 ) -> None:
     """In a third of the time: kernels write their vectors out, so that optimising changes no more than speed.
 
-    Tests marked ``slow``, worker processes and commands have the flags that users have.
+    Tests marked ``slow`` have the flags that users have, but for those that ask for ``quick_kernels``; so have worker
+    processes and commands.
     """
-    if request.node.get_closest_marker("slow") is None and "users_flags" not in request.fixturenames:
+    is_slow = request.node.get_closest_marker("slow") is not None
+    if "quick_kernels" in request.fixturenames if is_slow else "users_flags" not in request.fixturenames:
         quick = tuple("-O0" if flag == "-O3" else flag for flag in HOST_FLAGS)
         monkeypatch.setattr("kernelgen.compile.host.HOST_FLAGS", quick + quick_flags)
 
@@ -117,6 +119,11 @@ def host_kernels_compile_quickly(
 @pytest.fixture
 def users_flags() -> None:
     """For a test that compares with what another process compiled."""
+
+
+@pytest.fixture
+def quick_kernels() -> None:
+    """For a slow test of values alone, whose kernels are many or large."""
 
 
 @pytest.fixture(autouse=True)
