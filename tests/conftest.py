@@ -44,9 +44,17 @@ def pytest_configure(config: pytest.Config) -> None:
         os.environ.setdefault("OMP_NUM_THREADS", "1")
 
 
+def pytest_addoption(parser: pytest.Parser) -> None:
+    help_ = "of the cases beyond those that cover, every N-th from the K-th (default: 0/1, all)"
+    parser.addoption("--others", default="0/1", metavar="K/N", help=help_)
+
+
 @pytest.hookimpl(tryfirst=True)  # before -m selects
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    leave_others_to_slow(items)
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    first, _, step = config.getoption("--others").partition("/")
+    left_out = set(leave_others_to_slow(items, (int(first), int(step))))
+    config.hook.pytest_deselected(items=list(left_out))
+    items[:] = [item for item in items if item not in left_out]
     # The longest first: at the end no process waits for another's.
     items.sort(key=lambda item: item.get_closest_marker("slow") is None)
     marked = [item for item in items if item.get_closest_marker("gpu")]
@@ -99,9 +107,11 @@ def host_kernels_compile_quickly(
 ) -> None:
     """In a third of the time: kernels write their vectors out, so that optimising changes no more than speed.
 
-    Tests marked ``slow``, worker processes and commands have the flags that users have.
+    Tests marked ``slow`` have the flags that users have, but for those that ask for ``quick_kernels``; so have worker
+    processes and commands.
     """
-    if request.node.get_closest_marker("slow") is None and "users_flags" not in request.fixturenames:
+    is_slow = request.node.get_closest_marker("slow") is not None
+    if "quick_kernels" in request.fixturenames if is_slow else "users_flags" not in request.fixturenames:
         quick = tuple("-O0" if flag == "-O3" else flag for flag in HOST_FLAGS)
         monkeypatch.setattr("kernelgen.compile.host.HOST_FLAGS", quick + quick_flags)
 
@@ -109,6 +119,11 @@ def host_kernels_compile_quickly(
 @pytest.fixture
 def users_flags() -> None:
     """For a test that compares with what another process compiled."""
+
+
+@pytest.fixture
+def quick_kernels() -> None:
+    """For a slow test of values alone, whose kernels are many or large."""
 
 
 @pytest.fixture(autouse=True)

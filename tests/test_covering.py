@@ -3,8 +3,13 @@
 from __future__ import annotations
 
 import itertools
+from collections import Counter
+from dataclasses import dataclass
+from types import SimpleNamespace
+from typing import Any
 
-from covering import cover
+import pytest
+from covering import cover, leave_others_to_slow
 
 
 def test_each_pair_is_there_with_far_fewer_cases() -> None:
@@ -16,3 +21,33 @@ def test_each_pair_is_there_with_far_fewer_cases() -> None:
     assert len(cover(cases, 1)) == 5
     assert cover(cases[7:8], 2) == {0}, "a case that is asked for alone runs"
     assert len(cover(cases, 3)) == len(cases)
+
+
+@dataclass
+class FakeCase:
+    """What is read of a pytest item, and the marks that it got."""
+
+    nodeid: str
+    callspec: Any
+    marks: tuple[str, ...] = ()
+
+    def get_closest_marker(self, name: str) -> Any:
+        return pytest.mark.covering(1).mark if name == "covering" else None
+
+    def add_marker(self, mark: pytest.MarkDecorator) -> None:
+        self.marks += (mark.name,)
+
+
+def test_shares_of_the_others_add_up_to_all_of_them() -> None:
+    def cases() -> list[Any]:
+        return [
+            FakeCase(f"{test}[{a}-{b}]", SimpleNamespace(params={"a": a, "b": b}))
+            for test, a, b in itertools.product(("first", "second"), range(5), range(3))
+        ]
+
+    left_out = [leave_others_to_slow(cases(), (share, 4)) for share in range(4, 8)]
+    counts = Counter(case.nodeid for part in left_out for case in part)
+    assert set(counts.values()) == {3}, "each is in one share of four"
+    whole = cases()
+    assert leave_others_to_slow(whole) == [] and len(counts) == 30 - 2 * 5
+    assert counts.keys() == {case.nodeid for case in whole if "slow" in case.marks}

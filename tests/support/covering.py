@@ -2,7 +2,8 @@
 
 covering(1): each value of each parameter is in some case. covering(2): each pair of values of two parameters is. Few
 faults need three at once; those that do are for the full product, which ``-m slow`` runs (D. R. Kuhn, D. R. Wallace and
-A. M. Gallo, "Software fault interactions", IEEE Trans. Softw. Eng. 30, 2004).
+A. M. Gallo, "Software fault interactions", IEEE Trans. Softw. Eng. 30, 2004). ``--others K/N`` runs every N-th of
+these, from the K-th: so CI comes to all of them within N commits.
 """
 
 from __future__ import annotations
@@ -14,9 +15,13 @@ from collections.abc import Hashable, Iterable, Mapping, Sequence
 import pytest
 
 
-def leave_others_to_slow(items: Iterable[pytest.Item]) -> None:
-    """Mark the cases that add nothing to the cover of their test."""
+def leave_others_to_slow(items: Iterable[pytest.Item], share: tuple[int, int] = (0, 1)) -> list[pytest.Item]:
+    """Mark the cases that add nothing to the cover of their test; those outside of a share are returned.
+
+    share: (k, n), of every n-th of them from the k-th.
+    """
     tests = defaultdict(list)
+    others = []
     for item in items:
         if item.get_closest_marker("covering"):
             tests[item.nodeid.partition("[")[0]].append(item)
@@ -26,6 +31,9 @@ def leave_others_to_slow(items: Iterable[pytest.Item]) -> None:
         for number, case in enumerate(cases):
             if number not in kept:
                 case.add_marker(pytest.mark.slow)
+                others.append(case)
+    first, step = share
+    return [case for number, case in enumerate(others) if number % step != first % step]
 
 
 def _values(case: pytest.Item) -> dict[str, Hashable]:

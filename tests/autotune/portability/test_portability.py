@@ -35,6 +35,12 @@ def no_databases_of_this_user(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -
     monkeypatch.setattr("autotune.paths.user_data_dir", lambda: tmp_path)
 
 
+@pytest.fixture(autouse=True)
+def entries_are_planned_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """For each architecture, in 40 processor seconds; `db check` in CI plans for itself."""
+    monkeypatch.setattr("autotune.replay.portability.kernels_of_entries", lambda facts: entries_on(facts.arch))
+
+
 @functools.cache
 def entries_on(arch: str) -> tuple[PortableKernel, ...]:
     return tuple(kernels_of_entries(representative(arch)))
@@ -151,7 +157,6 @@ def test_no_kernel_is_begun_after_the_limit(
         begun.append((facts.arch, kernel.name))
         return Finding(kernel, registers=32)
 
-    monkeypatch.setattr("autotune.replay.portability.kernels_of_entries", lambda facts: entries_on(facts.arch))
     monkeypatch.setattr("autotune.replay.portability.examine", slowly)
     monkeypatch.setattr("time.monotonic", lambda: clock[0])
     monkeypatch.setattr("os.sched_getaffinity", lambda _: {0})
@@ -166,12 +171,12 @@ def test_no_kernel_is_begun_after_the_limit(
 @pytest.mark.slow
 def test_the_command_says_what_it_compiled(capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit) as ended:
-        commands.main(["db", "check", "--arch", "sm_89", "--sample", "2", "--no-defaults"])
+        commands.main(["db", "check", "--arch", "sm_86", "--sample", "2", "--no-defaults"])
     out = capsys.readouterr().out
     line, estimate = out.splitlines()
     assert ended.value.code == 0 and "estimate, not measured" in estimate and "fastest trial that is legal" in estimate
     assert (
-        line.startswith(f"sm_89 (NVIDIA L40S): {len(SHIPPED.by_identity)} entries, ") and "2 compiled, 0 failed" in line
+        line.startswith(f"sm_86 (NVIDIA A10): {len(SHIPPED.by_identity)} entries, ") and "2 compiled, 0 failed" in line
     )
 
 

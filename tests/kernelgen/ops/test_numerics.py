@@ -30,6 +30,7 @@ def slow_if_large(name: str, operation: str) -> object:
     return pytest.param(name, operation, marks=marks)
 
 
+@pytest.mark.usefixtures("quick_kernels")
 @pytest.mark.parametrize(("name", "operation"), [slow_if_large(*case) for case in CASES])
 def test_suite_problems(name: str, operation: str) -> None:
     problem = SUITE[name]
@@ -81,6 +82,7 @@ def test_every_schedule_form(schedule: str, operation: str, layout: str, shared:
     assert_matches_e3nn(operator, make_case(problem, operation, edges=37), directions, 1e-10)
 
 
+@pytest.mark.usefixtures("quick_kernels")
 @pytest.mark.parametrize("mul", [1, 89, pytest.param(320, marks=pytest.mark.slow)])
 def test_multiplicities(mul: int) -> None:
     problem = TensorProductProblem.channelwise(f"{mul}x0e+{mul}x1o", "0e+1o+2e", "0e+1o+2e")
@@ -88,6 +90,7 @@ def test_multiplicities(mul: int) -> None:
     assert_matches_e3nn(operator, make_case(problem, "conv"), DIRECTIONS, 1e-10)
 
 
+@pytest.mark.usefixtures("quick_kernels")
 @pytest.mark.slow
 def test_high_degrees() -> None:
     problem = TensorProductProblem.channelwise("2x6e+3x5o", "4e+6e", "2e+6e+5o+6o")
@@ -137,6 +140,7 @@ def problems(draw: st.DrawFn) -> TensorProductProblem:
     )
 
 
+@pytest.mark.usefixtures("quick_kernels")
 @pytest.mark.slow
 @settings(max_examples=6, deadline=None, derandomize=True, suppress_health_check=list(HealthCheck))
 @given(problem=problems(), operation=st.sampled_from(["conv", "plain"]), layout=st.sampled_from(["mul_ir", "ir_mul"]))
