@@ -52,6 +52,7 @@ from autotune.database.lookup import Finder
 from autotune.database.maintenance import hash_of_text, now_text, software_versions, source_text
 from autotune.database.store import Database, database_path, writable_results_dir
 from autotune.errors import ConfigError, WorkerError, unknown_name
+from autotune.measure.conditions import require_energy
 from autotune.measure.kinds import measured_kind, space_of
 from autotune.measure.operations import new_graph, order_ms
 from autotune.measure.worker import START_LIMIT_S, Worker, on_each
@@ -91,6 +92,7 @@ def bench(
     devices: Sequence[str] = (),
     budget: float | None = None,
     begin: float | None = None,
+    energy: bool = False,
 ) -> list[Row]:
     """Compare every workload of a config; returns its rows, those of earlier runs included.
 
@@ -99,6 +101,8 @@ def bench(
     also measure stored rows again. verbose: print every step with the time, even without a terminal. devices: several
     GPUs of one model, among which the problems are divided. budget: seconds, after which no workload begins; what is
     left goes on in the next run. begin: the moment of ``time.monotonic`` from which it counts, by default now.
+    energy: measure the joules of a call too, also of stored rows that lack them; ToolMissingError where NVML does not
+    count.
     """
     begin = time.monotonic() if begin is None else begin
     import torch
@@ -108,10 +112,12 @@ def bench(
     facts = device_facts(device)
     if others := sorted({other.name for other in map(device_facts, devices)} - {facts.name}):
         raise ConfigError(f"devices are {facts.name} and {', '.join(others)}; rows of one record need one model of GPU")
+    if energy:
+        require_energy(device)
     folder = Path(results_dir) if results_dir is not None else writable_results_dir()
     console = console or Console(stderr=True)
     span = begin, None if budget is None else begin + budget
-    run = _Run(device, facts, folder, _chosen_peers(peers, device), seconds_each, console, verbose, span)
+    run = _Run(device, facts, folder, _chosen_peers(peers, device), seconds_each, console, verbose, span, energy=energy)
     if isinstance(config, datetime):
         plans, fresh = plans_again(config, facts, folder, run.say), True
     else:
@@ -146,6 +152,7 @@ class _Run:
     span: tuple[float, float | None] = field(default_factory=lambda: (time.monotonic(), None))
     # Name to print before lines, among several processes.
     name: str = ""
+    energy: bool = False
 
     def say(self, text: str) -> None:
         text = f"[{self.name}] {text}" if self.name else text
@@ -173,7 +180,7 @@ class _Run:
             if several:
                 groups.sort(key=len, reverse=True)
                 turns = multiprocessing.get_context("spawn").Value("i", 0)
-                shared = (self.facts, self.folder, self.peers, self.seconds_each, self.verbose, self.span)
+                shared = (self.facts, self.folder, self.peers, self.seconds_each, self.verbose, self.span, self.energy)
                 on_each(devices, "bench", _compare_share, shared, groups, turns, ahead.failures, software)
                 rows |= self._split(todo, self._stored(), software)[0]
             else:
@@ -248,6 +255,7 @@ class _Run:
                 known_failures={} if reason is None else {COMPILED_PEER: reason},
                 copies=True,
                 deadline=self.span[1],
+                energy=self.energy,
             )
         except WorkerError as error:
             worker.close()
@@ -314,6 +322,7 @@ class _Run:
             and all(known.get(name, code) == code for name, code in codes.items())
             and not any(times[name].get("error", "").startswith(NOT_COMPARED) for name in peers)
             and not any("error" in times[name] for name in (OURS, DEFAULT))
+            and (not self.energy or "joules" in row)
             # Another generator version may make the same kernels.
             and (row.get("generator") == GENERATOR_VERSION or row.get("sources") == sources_of(plan, which, self.facts))
         )
@@ -331,9 +340,9 @@ def _compare_share(
     """Run on one of several devices: compare the next of ``groups`` whenever this device is idle."""
     from rich.console import Console
 
-    facts, folder, peers, seconds_each, verbose, span = shared
+    facts, folder, peers, seconds_each, verbose, span, energy = shared
     console = Console(stderr=True, force_terminal=False)
-    run = _Run(device, facts, folder, peers, seconds_each, console, verbose, span, name)
+    run = _Run(device, facts, folder, peers, seconds_each, console, verbose, span, name, energy)
     run.compare(in_turn(groups, turns), failures, software)
 
 
@@ -420,6 +429,7 @@ def row_of(plan: Plan, which: str, comparison: ComparisonResult, software: dict[
     workload, graph = plan.workload, build_graph(plan.workload.graph)
     kernels, moved = plan.kernels_in(which), moved_bytes(workload, which)
     results = {name: row[which] for name, row in comparison.results.items() if which in row}
+    joules = _known(results, lambda result: result.joules)
 
     def of_pass(by_contender: dict[str, dict[str, Any]]) -> dict[str, dict[str, Any]]:
         picked = {
@@ -444,6 +454,7 @@ def row_of(plan: Plan, which: str, comparison: ComparisonResult, software: dict[
         "times": {name: result.to_dict() for name, result in results.items()},
         "memory": _known(results, lambda result: result.memory_bytes),
         "host_us": _known(results, lambda result: result.host_us),
+        **({"joules": joules} if joules else {}),
         **({"order_ms": comparison.order_ms} if comparison.order_ms else {}),
         "schedules": plan.schedules_in(which),
         "sources": sources_of(plan, which, facts),

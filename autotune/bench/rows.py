@@ -33,7 +33,7 @@ from kernelgen.files import parse_json
 SCHEMA = 1
 OURS, DEFAULT = "equitune", "equitune-default"
 # Fields whose figures vary by more than their fourth digit from run to run.
-ROUNDED, DIGITS = ("errors", "certificates", "order_ms"), 4
+ROUNDED, DIGITS = ("errors", "certificates", "order_ms", "joules"), 4
 IDENTITY = ("problem", "operation", "dtype", "layout", "graph_class", "pass")
 Row = dict[str, Any]
 
@@ -264,6 +264,7 @@ def summary_lines(rows: Sequence[Row]) -> list[str]:
         *_below(rows),
         *_floors(rows),
         *_memory(rows),
+        *_energy(rows),
         *_defaults(rows),
         *_without(rows),
         *_restless(rows),
@@ -361,6 +362,22 @@ def _memory(rows: Sequence[Row]) -> list[str]:
     return lines + [
         f"  {row_name(row)}: {memory[OURS] / 2**20:.1f} MiB, {peer} {memory[peer] / 2**20:.1f} MiB"
         for row, memory, peer in more
+    ]
+
+
+def _energy(rows: Sequence[Row]) -> list[str]:
+    """Joules of a call beside the fastest peer's, of rows that have both."""
+    both = [
+        (joules[OURS], joules[peer], row, peer)
+        for row in rows
+        if (joules := row.get("joules", {})) and OURS in joules and (peer := fastest_peer(row)) in joules
+    ]
+    if not both:
+        return []
+    mean = geometric_mean(theirs / ours for ours, theirs, _, _ in both)
+    lines = [f"energy of a call, fastest peer / equitune: {mean:.2f} (geometric mean), {counted(len(both), 'row')}"]
+    return lines + [
+        f"  {row_name(row)}: {1e3 * ours:.3g} mJ, {peer} {1e3 * theirs:.3g} mJ" for ours, theirs, row, peer in both
     ]
 
 

@@ -78,6 +78,10 @@ Seconds = Annotated[
         help="Sampling time of each contender in each pass. Default: 2, of many rows 0.3.", rich_help_panel=MEASURING
     ),
 ]
+Energy = Annotated[
+    bool,
+    typer.Option("--energy", help="Measure the joules of a call too (NVML); 2 s more each.", rich_help_panel=MEASURING),
+]
 Fresh = Annotated[bool, typer.Option("--fresh", help="Measure every row again.", rich_help_panel=MEASURING)]
 Verbose = Annotated[bool, typer.Option("--verbose", help="Print every step, with the time.", rich_help_panel=OUTPUT)]
 Markdown = Annotated[
@@ -114,6 +118,7 @@ def kernels(
     budget: Budget = None,
     seconds: Seconds = None,
     fresh: Fresh = False,
+    energy: Energy = False,
     verbose: Verbose = False,
     export_markdown: Markdown = None,
     export_json: Record = None,
@@ -133,7 +138,8 @@ def kernels(
     chosen = () if no_peers else peers_named(peers)
     seconds_each = (SHORT_S if config == "suite" else LONG_S) if seconds is None else seconds
     exports = (export_markdown, export_json)
-    _compare(config, device, devices, chosen, seconds_each, fresh, verbose, limits, exports, results, reports)
+    how = (fresh, energy, verbose)
+    _compare(config, device, devices, chosen, seconds_each, how, limits, exports, results, reports)
 
 
 @app.command(epilog=examples("equitune bench again 2026-11-26"))
@@ -147,6 +153,7 @@ def again(
     no_peers: NoPeers = False,
     budget: Budget = None,
     seconds: Seconds = None,
+    energy: Energy = False,
     verbose: Verbose = False,
     export_markdown: Markdown = None,
     export_json: Record = None,
@@ -159,7 +166,8 @@ def again(
     limits, chosen = (time.monotonic(), budget_seconds(budget)), () if no_peers else peers_named(peers)
     seconds_each, exports = SHORT_S if seconds is None else seconds, (export_markdown, export_json)
     what = parse_date(before)
-    _compare(what, device, devices, chosen, seconds_each, True, verbose, limits, exports, results, reports)
+    how = (True, energy, verbose)
+    _compare(what, device, devices, chosen, seconds_each, how, limits, exports, results, reports)
 
 
 def _compare(
@@ -168,8 +176,7 @@ def _compare(
     devices: str | None,
     peers: tuple[str, ...] | None,
     seconds_each: float,
-    fresh: bool,
-    verbose: bool,
+    how: tuple[bool, bool, bool],
     limits: tuple[float, float | None],
     exports: tuple[Path | None, Path | None],
     results: Path | None,
@@ -177,7 +184,7 @@ def _compare(
 ) -> None:
     """Compare what a config says, or stored rows from before a date; export the rows, and write the device's page.
 
-    limits: when the command began, and its budget in seconds.
+    how: --fresh, --energy and --verbose. limits: when the command began, and its budget in seconds.
     """
     # Mistakes until here are answered without torch.
     from rich.console import Console
@@ -197,8 +204,7 @@ def _compare(
     options: dict[str, Any] = {
         "peers": peers,
         "seconds_each": seconds_each,
-        "fresh": fresh,
-        "verbose": verbose,
+        **dict(zip(("fresh", "energy", "verbose"), how, strict=True)),
         "devices": chosen,
         "begin": limits[0],
         "budget": None if limits[1] is None else limits[1] - PAGES_S,

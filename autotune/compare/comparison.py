@@ -47,13 +47,14 @@ class Result:
     """Result of one contender in one pass: a timing, or why there is none.
 
     memory_bytes: peak memory of one call, beyond what was allocated before; host_us: time until a call returns, on a
-    small graph. None if not measured on this device.
+    small graph; joules: of one of many calls in a row. None if not measured on this device.
     """
 
     timing: Timing | None = None
     error: str = ""
     memory_bytes: int | None = None
     host_us: float | None = None
+    joules: float | None = None
 
     def to_dict(self) -> dict[str, Any]:
         return {"error": self.error} if self.timing is None else self.timing.to_dict()
@@ -94,6 +95,7 @@ def run_comparison(
     known_failures: Mapping[str, str] = MappingProxyType({}),
     copies: bool = False,
     deadline: float | None = None,
+    energy: bool = False,
 ) -> ComparisonResult:
     """Compare in ``passes``. A schedule set takes part in the passes for whose directions it has schedules.
 
@@ -101,14 +103,15 @@ def run_comparison(
     comparisons share what was built; by default a new one. known_failures: contenders to skip, with the reason. copies:
     whether to time copies of as many bytes, and the ordering of a new graph. deadline: a moment of ``time.monotonic``.
     Passes share the time until then. Peers for which it is too short are left out, with that as their error, those that
-    compile longest first; of ours the fewest samples are taken in any case.
+    compile longest first; of ours the fewest samples are taken in any case. energy: whether to measure the joules of a
+    call too, about two seconds a contender and pass.
     """
     if worker is None:
         options: dict[str, Any] = {"seconds_each": seconds_each, "on_step": on_step, "copies": copies}
-        options["deadline"] = deadline
+        options |= {"deadline": deadline, "energy": energy}
         with Worker(setting) as own:
             return run_comparison(setting, passes, ours, worker=own, known_failures=known_failures, **options)
-    comparison = _Comparison(worker, setting, passes, ours, seconds_each, on_step, copies, deadline)
+    comparison = _Comparison(worker, setting, passes, ours, seconds_each, on_step, copies, deadline, energy)
     comparison.fallen |= {(name, ""): reason for name, reason in known_failures.items()}
     while True:
         worker.reopen(setting)
@@ -137,6 +140,7 @@ class _Comparison:
     on_step: Callable[[str], None]
     times_copies: bool = False
     deadline: float | None = None
+    energy: bool = False
     fallen: dict[tuple[str, str], str] = field(default_factory=dict)
     # By pass and contender. Results from before a crash are kept, and need not be measured again.
     compared: dict[str, dict[str, Result]] = field(default_factory=dict)
@@ -236,6 +240,7 @@ class _Comparison:
         counts: dict[str, int] = {}
         fewest: dict[str, int] = {}
         conditions: dict[str, Answer] = {}
+        joules: dict[str, float | None] = {}
         end = self._end_of(which)
 
         def sample(names: Iterable[str]) -> None:
@@ -264,6 +269,7 @@ class _Comparison:
                 with self._timed(f"sample slow {name} {which}"):
                     sample([name] * count)
                     conditions[name] = self._ask(name, which, SAMPLE_LIMIT_S, ComparisonSession.conditions)
+                    joules |= self._joules(which, [] if name in failed else [name])
                     self.worker.ask(SAMPLE_LIMIT_S, ComparisonSession.release, name)
             else:
                 counts |= {} if name in failed else {name: count}
@@ -272,6 +278,7 @@ class _Comparison:
             take_in_rounds(counts, samples, self.ours, sample)
         for name in [name for name in counts if name not in failed]:
             conditions[name] = self._ask(name, which, SAMPLE_LIMIT_S, ComparisonSession.conditions)
+        joules |= self._joules(which, [name for name in counts if name not in failed])
         with self._timed(f"host {which}"):
             host_us = self._host_times(which, {name: warm[name] for name in warm if name not in failed})
         return {
@@ -281,9 +288,16 @@ class _Comparison:
                 timing_of(samples[name], conditions=conditions[name].conditions),
                 memory_bytes=warm[name].memory_bytes,
                 host_us=host_us.get(name),
+                joules=joules.get(name),
             )
             for name in entered
         }
+
+    def _joules(self, which: str, names: Iterable[str]) -> dict[str, float | None]:
+        if not self.energy:
+            return {}
+        with self._timed(f"energy {which}"):
+            return {name: self._ask(name, which, SAMPLE_LIMIT_S, ComparisonSession.energy).joules for name in names}
 
     def _host_times(self, which: str, warm: Mapping[str, Answer]) -> dict[str, float]:
         """The least of several rows of calls, taken in turn like samples; fewer rows for a slow host."""
@@ -404,7 +418,8 @@ class Answer:
     """Answer about one contender: an error alone, or the requested values.
 
     seconds: time of one warm call. sample_us: of one cold call. memory_bytes: peak memory of one call (GPU only).
-    host_us: until a call returns (GPU and small graphs only). certificates: of our kernels, by direction, see
+    host_us: until a call returns (GPU and small graphs only). joules: of one of many calls in a row.
+    certificates: of our kernels, by direction, see
     :func:`autotune.measure.trial.certify`. conditions: of the machine while it was sampled. device_lost: nothing more
     can run in that process.
     """
@@ -413,6 +428,7 @@ class Answer:
     sample_us: float = 0.0
     memory_bytes: int | None = None
     host_us: float | None = None
+    joules: float | None = None
     errors: dict[str, dict[str, float]] = field(default_factory=dict)
     resources: dict[str, dict[str, Any]] = field(default_factory=dict)
     certificates: dict[str, dict[str, Any]] = field(default_factory=dict)
@@ -535,6 +551,13 @@ class ComparisonSession(WorkloadSession):
     def conditions(self, name: str) -> Answer:
         """What the machine did since the contender was warmed up."""
         return Answer(conditions=self.samplers[name].conditions().to_dict())
+
+    @of_contender
+    def energy(self, name: str) -> Answer:
+        """Joules of the GPU for one of many calls in a row, with warm caches; None where it is not counted."""
+        from autotune.measure.timing import joules_a_call
+
+        return Answer(joules=joules_a_call(self.samplers[name].call, self.device))
 
     @of_contender
     def host_row(self, name: str, seconds: float) -> Answer:

@@ -15,6 +15,8 @@ from typing import Any
 
 import torch
 
+from kernelgen.errors import ToolMissingError
+
 # Cores that others may keep busy, or a hypervisor may take, unnoticed: a share of one core, or of all of them.
 BUSY_CORES, BUSY_SHARE = 0.25, 0.02
 # A reading of the kernel's clock ticks (10 ms on each core) means nothing for a shorter time, in seconds.
@@ -165,6 +167,15 @@ def energy_j(device: torch.device) -> float | None:
         return float(nvml.nvmlDeviceGetTotalEnergyConsumption(handle)) / 1e3
     except Exception:  # not on this GPU
         return None
+
+
+def require_energy(device: torch.device | str) -> None:
+    """ToolMissingError, with what to do, unless the device's energy is counted."""
+    if energy_j(torch.device(device)) is None:
+        raise ToolMissingError(
+            f"the energy of device {str(device)!r} is not counted; expected an NVIDIA GPU from Volta on whose counter "
+            "NVML reads: install nvidia-ml-py, or leave energy out"
+        )
 
 
 def gpu_processes(device: torch.device, since_us: int) -> int:

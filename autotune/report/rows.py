@@ -239,6 +239,10 @@ class SuiteRow:
     def memory(self, contender: str | None) -> float:
         return number(mapping(self.record.get("memory")).get(contender or ""))
 
+    def joules(self, contender: str) -> float:
+        """Of a call; NaN if it was not measured."""
+        return number(mapping(self.record.get("joules")).get(contender))
+
     @property
     def memory_ratio(self) -> float:
         theirs = self.memory(self.peer)

@@ -58,6 +58,14 @@ def test_summary_says_where_we_stand() -> None:
     assert "equitune-default / equitune: 1.50" in text and "default is faster" not in text
 
 
+def test_energy_is_compared_where_both_were_measured() -> None:
+    measured = row(joules={"equitune": 0.02, "fast": 0.03, "slow": 0.5})
+    text = "\n".join(summary_lines([measured, row(joules={"equitune": 0.02}), row("backward")]))
+    assert "energy of a call, fastest peer / equitune: 1.50 (geometric mean), 1 row\n" in text
+    assert "  tiny on carbon, conv float32, forward: 20 mJ, fast 30 mJ" in text
+    assert "energy" not in "\n".join(summary_lines([row()]))
+
+
 def test_a_peer_of_less_accuracy_is_timed_but_not_compared() -> None:
     """TF32 where float32's accuracy is asked; where TF32 is, it is the fastest peer."""
     product = load_problems()["tiny"]

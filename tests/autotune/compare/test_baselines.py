@@ -13,7 +13,7 @@ import torch
 
 from autotune.compare import comparison
 from autotune.compare import peers as baselines
-from autotune.compare.comparison import ComparisonSession, ComparisonSetting
+from autotune.compare.comparison import Answer, ComparisonSession, ComparisonSetting
 from autotune.compare.peers import cuequivariance as cuequivariance_peer
 from autotune.compare.peers import e3nn as e3nn_peer
 from autotune.compare.peers import openequivariance as openequivariance_peer
@@ -97,7 +97,7 @@ def test_a_pass_of_ours_runs_the_kernels_of_its_directions(which: str, monkeypat
 
 @pytest.mark.parametrize("late", [False, True])
 @pytest.mark.parametrize("name", ["ours", "peer"])
-def test_a_peers_time_is_no_time_of_its_host(late: bool, name: str) -> None:
+def test_a_peers_time_is_no_time_of_its_host(late: bool, name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     session = ComparisonSession(ComparisonSetting(workload("equal"), "cpu", peers=()))
     session.peers["peer"] = None
     sampler = session.samplers[name] = Sampler(lambda: None, "cpu")
@@ -105,6 +105,10 @@ def test_a_peers_time_is_no_time_of_its_host(late: bool, name: str) -> None:
     answer = session.sample(name)
     assert ("its host launches one call too slowly" in answer.error) == (late and name == "peer")
     assert answer.error or answer.sample_us > 0
+    session.samplers[name] = sampler  # one that fails is released
+    assert session.energy(name) == Answer(joules=None), "a CPU's is not counted"
+    monkeypatch.setattr(timing, "joules_a_call", lambda call, device: 0.5 if call is sampler.call else None)
+    assert session.energy(name).joules == 0.5
 
 
 def test_peers_warm_up_with_as_many_calls_as_they_need(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -16,6 +16,7 @@ from busy import spinning
 from autotune.measure import conditions, timing
 from autotune.measure.conditions import Conditions, Watch
 from autotune.measure.timing import MOST_RETAKEN, RETAKEN_S, Sampler, time_callable
+from kernelgen.errors import ToolMissingError
 
 
 def work() -> torch.Tensor:
@@ -125,6 +126,9 @@ def test_without_nvml_nothing_is_known_of_a_gpu(monkeypatch: pytest.MonkeyPatch)
     monkeypatch.setitem(sys.modules, "pynvml", None)
     conditions._nvml.cache_clear()
     assert Watch("cuda:0").read() == Conditions()
+    for device in ("cpu", "cuda:0"):
+        with pytest.raises(ToolMissingError, match=f"'{device}' is not counted; expected an NVIDIA GPU"):
+            conditions.require_energy(device)
     conditions._nvml.cache_clear()
 
 
