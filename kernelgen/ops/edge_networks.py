@@ -344,7 +344,7 @@ ROWS_HEADERS = ("product.cuh:weight_ring", "tall_products.cuh:rows")
 def packing(is_wide: bool) -> FixedKernel:
     """The kernel that turns b into halves, of a product to many columns or to few."""
     threads = 128 if is_wide else 1024  # few columns are few blocks, each with a large depth
-    headers = ("tall_products.cuh:tiles", "tall_products.cuh:matrix")
+    headers = ("tall_products.cuh:tiles", "tall_products.cuh:tall_matrix")
     source = kernel_source("equitune_tall_matrix", *headers, THREADS=threads, STEPS_FIRST=int(not is_wide))
     return FixedKernel(source, 9, threads)
 

@@ -24,7 +24,7 @@ def emit_harmonics(plan: HarmonicsPlan) -> Source:
     """The kernel of a plan; equal plans give equal text."""
     ahead = plan.staging == "ahead"
     headers = [
-        "harmonics.hpp:gpu" if plan.on_gpu else "harmonics.hpp:host",
+        "harmonics.hpp:harmonics_gpu" if plan.on_gpu else "harmonics.hpp:harmonics_host",
         *(["harmonics.hpp:pipeline"] if ahead else []),
     ]
     kernel = _gpu_ahead(plan) if ahead else _gpu(plan) if plan.on_gpu else _host(plan)

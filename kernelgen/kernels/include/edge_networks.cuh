@@ -1,4 +1,5 @@
-// Radial networks of edges: hidden features and their gradient in one kernel each, and SiLU's gradient. A kernel includes sections of it.
+// Radial networks of edges: hidden features and their gradient in one kernel each, and SiLU's gradient.
+// A kernel includes sections; one that speaks of NAME.cuh means the section NAME.
 //// layers
 // Where the fragments and the scales of matrix number `layer` of a radial network begin: the first has few inputs, a step
 // of 16, and the others 16 STEPS. The emitter defines before: STEPS.

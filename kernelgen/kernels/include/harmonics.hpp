@@ -1,5 +1,6 @@
-// How kernels of harmonics move the rows of their vectors and results. A kernel includes sections of it.
-//// gpu
+// How kernels of harmonics move the rows of their vectors and results.
+// A kernel includes sections; one that speaks of NAME.hpp means the section NAME.
+//// harmonics_gpu
 // The hand-written part of a GPU's kernel of spherical harmonics. The emitter defines before it: Real, DIM (elements of a
 // row of harmonics), BLOCK (vectors of a block), STRIDE (elements from row to row in shared memory) and WIDTH (elements
 // that a thread copies at a time). STEP is the distance of two components of a vector's row where the statements find them.
@@ -105,7 +106,7 @@ DEVICE void put_rows(const Real* __restrict__ shared, Real* __restrict__ rows, i
     SOME_TIMES for (int i = lane * WIDTH; i < TILE * N; i += TILE * WIDTH)
         *reinterpret_cast<Pack*>(rows + i) = *reinterpret_cast<const Pack*>(shared + place_in_tile<N, STRIDE>(i));
 }
-//// host
+//// harmonics_host
 // The hand-written part of a host kernel of spherical harmonics. The emitter defines before it: Real, DIM (elements of a row
 // of harmonics) and BLOCK (vectors of a block). STEP is the distance of two components of a vector's row where the
 // statements find them.

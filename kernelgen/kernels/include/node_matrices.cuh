@@ -1,5 +1,6 @@
-// Matrices over blocks of nodes' features: rows, and gradients by weights. A kernel includes sections of it.
-//// tiles
+// Matrices over blocks of nodes' features: rows, and gradients by weights.
+// A kernel includes sections; one that speaks of NAME.cuh means the section NAME.
+//// block_tiles
 // The common part of block_rows.cuh and block_weights.cuh: products of node features with matrices, all blocks of a row
 // in one launch.
 // Rows hold blocks of [dim, channels]; a chunk is 32 nodes, of one element where matrices depend on it: node i of chunk
@@ -39,7 +40,7 @@ __device__ __forceinline__ void multiply(const Tiles& tiles, REAL (&sum)[4][4]) 
                 for (int j = 0; j < 4; ++j) sum[i][j] += a[i].v[n] * b[n].v[j];
     }
 }
-//// rows
+//// block_rows
 // Products with matrices, in tiles of block_tiles.cuh:
 // out[n, m, j] = sum over terms of coefficient * in[n, m, k] * weights[w + k * k_stride + j * j_stride + e * of_element].
 // A target block is (offset, columns, dim, first term, last term, tiles before it); its terms follow all blocks, each
@@ -127,7 +128,7 @@ extern "C" __global__ void __launch_bounds__(128, sizeof(REAL) == 4 ? 4 : 2) equ
         }
     }
 }
-//// weights
+//// block_weights
 // Gradients by matrices, in tiles of block_tiles.cuh:
 // out[w + r * stride + e * of_element + c] = coefficient * sum of x[n, r] y[n, c] over the nodes n of element e and the
 // components of a block. A path is (x, y, w, stride, of_element, rows, columns, dim, coefficient, tiles before it). An

@@ -1,4 +1,5 @@
-// What kernels of products take beside device.cuh, each for a knob of the schedule. A kernel includes sections of it.
+// What kernels of products take beside device.cuh, each for a knob of the schedule.
+// A kernel includes sections; one that speaks of NAME.cuh means the section NAME.
 //// weight_ring
 // Copies to shared memory that a lane does not wait for: sixteen bytes, the end of a group of copies, and until no more
 // than COUNT of a lane's groups are under way.

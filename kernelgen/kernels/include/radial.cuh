@@ -1,4 +1,5 @@
-// Radial convolutions whose weights a kernel multiplies itself. A kernel includes sections of it.
+// Radial convolutions whose weights a kernel multiplies itself.
+// A kernel includes sections; one that speaks of NAME.cuh means the section NAME.
 //// products
 // Products of tensor cores, with edge weights as they fall: mma.sync.m16n8k16 of halves, sums in float32 (sm_80 on). A
 // lane has group = lane / 4 and quad = lane % 4.

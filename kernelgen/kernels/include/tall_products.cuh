@@ -1,4 +1,5 @@
-// Products of tall matrices, [rows, depth] by [depth, columns], in tensor cores; and sums over their rows. A kernel includes sections of it.
+// Products of tall matrices, [rows, depth] by [depth, columns], in tensor cores; and sums over their rows.
+// A kernel includes sections; one that speaks of NAME.cuh means the section NAME.
 //// rows
 // What the kernels of tall products share: rows of a, four neighbouring elements a lane, and copies of the other matrix
 // to shared memory. A warp has 16 MORE rows; a lane has group = lane / 4 and quad = lane % 4, and rows group and
@@ -86,7 +87,7 @@ DEVICE void pack_tile(const Real* b, long long by_k, long long by_n, Real factor
         packed[(first + step * apart) * 32 + at % 32] = make_uint4(hi[0], hi[1], lo[0], lo[1]);
     }
 }
-//// matrix
+//// tall_matrix
 // One matrix for the kernels of tall products. The emitter defines before: STEPS_FIRST (whether the tiles of a step of 16
 // along the depth lie together, or the steps of a tile).
 extern "C" __global__ void __launch_bounds__(THREADS) equitune_tall_matrix(
