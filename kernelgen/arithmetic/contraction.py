@@ -39,7 +39,6 @@ from kernelgen.arithmetic.contraction_couplings import (
     by_pair,
     couplings_of,
     is_shared,
-    polynomials,
 )
 from kernelgen.errors import ProblemError
 from kernelgen.problem.contraction import ContractionProblem
@@ -148,11 +147,6 @@ def operations(parts: Iterable[Part]) -> int:
         products, sums = text.count("*"), text.count(" + ") + text.count(" - ")
         total += max(products, sums + ("+=" in statement or "-=" in statement))
     return total
-
-
-def plain_operations(problem: ContractionProblem) -> int:
-    """The same of the forward sum as it is written: each term by itself, with its coefficient, weight and factors."""
-    return sum((one.degree + 1) * sum(map(len, one.components)) for one in polynomials(problem))
 
 
 # The statements of a contraction that is written as couplings, and of its derivatives by the chain rule.

@@ -48,7 +48,6 @@ class AnyPlan(Protocol):
     def shared_bytes(self) -> int: ...
 
 
-# By type of spec. A new kind of kernel adds its line.
 PLANNERS: dict[type, Callable[[Any], Any]] = {
     Spec: product_plan,
     RadialSpec: radial_plan,
@@ -66,7 +65,6 @@ def make_plan(spec: Any) -> Any:
     return planner(spec)
 
 
-# By type of plan. A new kind of kernel adds its line.
 EMITTERS: dict[type, Emitter] = {
     Plan: Emitter(lambda plan: (emit_cuda if plan.spec.facts.backend == "cuda" else emit_host)(plan), launch_of),
     PairPlan: Emitter(emit_pairs, pair_launch),

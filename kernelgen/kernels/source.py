@@ -11,8 +11,6 @@ from dataclasses import dataclass
 from importlib import resources
 from typing import Any, NamedTuple
 
-# Generated source: the result of an emitter and the input of a compiler; and what an emitter is.
-
 ENTRY = "equitune_kernel"
 
 
@@ -38,8 +36,13 @@ class Emitter(NamedTuple):
 
 @functools.cache
 def included(name: str) -> str:
-    """The text of a hand-written header of ``include/``, which kernels contain."""
-    return resources.files("kernelgen.kernels").joinpath(f"include/{name}").read_text()
+    """The text of a hand-written header of ``include/``, which kernels contain, or of its section: ``file:section``.
+
+    A section begins after its line ``//// section`` and ends before the next one.
+    """
+    file, _, section = name.partition(":")
+    text = resources.files("kernelgen.kernels").joinpath(f"include/{file}").read_text()
+    return text.split(f"//// {section}\n", 1)[1].split("//// ", 1)[0] if section else text
 
 
 # How a CUDA kernel is launched, as data: Python and programs without Python evaluate the same rule.

@@ -197,7 +197,7 @@ _THREADS_OF_SILU = 256
 @functools.cache
 def silu_kernel(dtype: torch.dtype) -> FixedKernel:
     """The kernel of the joint gradient."""
-    text = f"#define REAL {C_TYPES[dtype]}\n" + included("silu_gradient.cuh")
+    text = f"#define REAL {C_TYPES[dtype]}\n" + included("edge_networks.cuh:silu_gradient")
     return FixedKernel(Source(text, "cuda", "equitune_silu_gradient"), 6, _THREADS_OF_SILU)
 
 
@@ -325,11 +325,11 @@ def _more(is_deep: bool) -> int:
     return 1 if is_deep else 2
 
 
-def kernel_source(name: str, *headers: str, **constants: int) -> Source:
-    """The text of a kernel of rows in tensor cores, ``include/NAME.cuh``, whose entry is ``equitune_NAME``."""
+def kernel_source(entry: str, *headers: str, **constants: int) -> Source:
+    """The text of a kernel of rows in tensor cores. headers: the last one has its ``entry``."""
     numbers = "".join(f"constexpr int {constant} = {value};\n" for constant, value in constants.items())
-    parts = ("device.cuh", "tensor_cores.cuh", *headers, f"{name}.cuh")
-    return Source(_PREAMBLE + numbers + "".join(map(included, parts)), "cuda", f"equitune_{name}")
+    parts = ("device.cuh", "tensor_cores.cuh", *headers)
+    return Source(_PREAMBLE + numbers + "".join(map(included, parts)), "cuda", entry)
 
 
 _PREAMBLE = """using Real = float;
@@ -337,16 +337,16 @@ _PREAMBLE = """using Real = float;
 constexpr int LANES = 32;
 constexpr bool MUL_IR = false, LOW = true;
 """
-ROWS_HEADERS = ("weight_ring.hpp", "tall_rows.cuh")
+ROWS_HEADERS = ("product.cuh:weight_ring", "tall_products.cuh:rows")
 
 
 @functools.cache
 def packing(is_wide: bool) -> FixedKernel:
     """The kernel that turns b into halves, of a product to many columns or to few."""
     threads = 128 if is_wide else 1024  # few columns are few blocks, each with a large depth
-    return FixedKernel(
-        kernel_source("tall_matrix", "matrix_tiles.cuh", THREADS=threads, STEPS_FIRST=int(not is_wide)), 9, threads
-    )
+    headers = ("tall_products.cuh:tiles", "tall_products.cuh:tall_matrix")
+    source = kernel_source("equitune_tall_matrix", *headers, THREADS=threads, STEPS_FIRST=int(not is_wide))
+    return FixedKernel(source, 9, threads)
 
 
 @functools.cache
@@ -354,20 +354,23 @@ def wide(steps: int) -> FixedKernel:
     """The kernel of products of a depth of ``steps`` times 16."""
     tiles = 2 * max(1, _PIECES // steps // 2)
     constants = {"MORE": _more(steps > 4), "WARPS": _MOST_WARPS, "STEPS": steps, "TILES": tiles}
-    return FixedKernel(kernel_source("tall_to_wide", *ROWS_HEADERS, **constants), 8, 32 * _MOST_WARPS)
+    source = kernel_source("equitune_tall_to_wide", *ROWS_HEADERS, "tall_products.cuh:to_wide", **constants)
+    return FixedKernel(source, 8, 32 * _MOST_WARPS)
 
 
 @functools.cache
 def narrow(tiles: int) -> FixedKernel:
     """The kernel of products of ``tiles`` times 8 columns."""
     constants = {"MORE": _more(tiles > 8), "WARPS": _MOST_WARPS, "TILES": tiles}
-    return FixedKernel(kernel_source("tall_to_narrow", *ROWS_HEADERS, **constants), 8, 32 * _MOST_WARPS)
+    source = kernel_source("equitune_tall_to_narrow", *ROWS_HEADERS, "tall_products.cuh:to_narrow", **constants)
+    return FixedKernel(source, 8, 32 * _MOST_WARPS)
 
 
 @functools.cache
 def summing() -> FixedKernel:
     """The kernel of sums over rows."""
-    return FixedKernel(kernel_source("tall_sums", *ROWS_HEADERS, MORE=1, WARPS=_MOST_WARPS), 7, 32 * _MOST_WARPS)
+    source = kernel_source("equitune_tall_sums", *ROWS_HEADERS, "tall_products.cuh:sums", MORE=1, WARPS=_MOST_WARPS)
+    return FixedKernel(source, 7, 32 * _MOST_WARPS)
 
 
 def _of_sums(dtype: torch.dtype) -> tuple[Source, ...]:
@@ -379,7 +382,7 @@ MOST_INPUTS, MOST_HIDDEN, MOST_OF_ONE_LAYER, MOST_LAYERS = 16, 64, 128, 3
 _WARPS, _ROWS = 4, 16
 # Threads of a block that packs a tile of a matrix.
 _THREADS = 128
-_HEADERS = (*ROWS_HEADERS, "edge_layers.cuh", "edge_network.cuh")
+_HEADERS = (*ROWS_HEADERS, "edge_networks.cuh:layers", "edge_networks.cuh:network")
 
 
 def hidden_features(x: Tensor, matrices: Sequence[Tensor], factors: Sequence[float]) -> Tensor:
@@ -520,24 +523,27 @@ def _blocks(rows: int) -> int:
 @functools.cache
 def value_kernel(steps: int, layers: int) -> FixedKernel:
     """The kernel of ``layers`` to ``steps`` times 16 hidden features."""
-    return FixedKernel(_source("edge_network_value", steps, layers, *_HEADERS), 6, 32 * _WARPS)
+    headers = (*_HEADERS, "edge_networks.cuh:value")
+    return FixedKernel(_source("equitune_edge_network_value", steps, layers, *headers), 6, 32 * _WARPS)
 
 
 @functools.cache
 def gradient_kernel(steps: int, layers: int) -> FixedKernel:
     """The kernel of the input's gradient."""
-    return FixedKernel(_source("edge_network_gradient", steps, layers, *_HEADERS), 9, 32 * _WARPS)
+    headers = (*_HEADERS, "edge_networks.cuh:gradient")
+    return FixedKernel(_source("equitune_edge_network_gradient", steps, layers, *headers), 9, 32 * _WARPS)
 
 
 @functools.cache
 def packing_kernel(steps: int, layers: int) -> FixedKernel:
     """The kernel that turns all matrices into halves."""
-    return FixedKernel(_source("edge_matrices", steps, layers, "matrix_tiles.cuh", "edge_layers.cuh"), 11, _THREADS)
+    headers = ("tall_products.cuh:tiles", "edge_networks.cuh:layers", "edge_networks.cuh:matrices")
+    return FixedKernel(_source("equitune_edge_matrices", steps, layers, *headers), 11, _THREADS)
 
 
-def _source(name: str, steps: int, layers: int, *headers: str) -> Source:
+def _source(entry: str, steps: int, layers: int, *headers: str) -> Source:
     constants = {"STEPS": steps, "LAYERS": layers, "WARPS": _WARPS, "MORE": 1, "THREADS": _THREADS}
-    return kernel_source(name, *headers, **constants)
+    return kernel_source(entry, *headers, **constants)
 
 
 def network_sources(networks: Iterable[tuple[int, int]]) -> tuple[Source, ...]:

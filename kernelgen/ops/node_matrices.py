@@ -175,7 +175,10 @@ def as_bits(value: float) -> int:
 
 def source(dtype: torch.dtype, of_weights: bool) -> Source:
     """The source of the kernel for a dtype: of gradients by weights, or of the others."""
-    parts = ("block_tiles.cuh", "block_weights.cuh" if of_weights else "block_rows.cuh")
+    parts = (
+        "node_matrices.cuh:block_tiles",
+        "node_matrices.cuh:block_weights" if of_weights else "node_matrices.cuh:block_rows",
+    )
     return Source(f"#define REAL {C_TYPES[dtype]}\n" + "".join(map(included, parts)), "cuda", ENTRY)
 
 

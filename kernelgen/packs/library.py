@@ -19,8 +19,6 @@ from kernelgen.compile.host import build, find_host_compiler
 from kernelgen.compile.job import COMPILE_LIMIT_S
 from kernelgen.errors import PackError, ToolMissingError, UnsupportedError, cause_of
 
-# Builds the shared library with the operators ``equitune::*``, which C++ programs load instead of Python.
-
 # The first torch whose stable ABI has what the library uses; one that is built for it runs with all later ones.
 OLDEST_TORCH = (2, 10)
 

@@ -391,7 +391,7 @@ class FixedKernel:
             raise LaunchError(f"{self.source.entry} with {values} failed on cuda:{device}: {error_name(status)}")
 
 
-# Flags by which kernels that zero their own outputs signal that the zeros are written (``include/zero_outputs.hpp``).
+# Flags by which kernels that zero their own outputs signal that the zeros are written (``product.cuh:zero_outputs``).
 #
 # Flags are memory lines of the device. Each stream has its own, since kernels of one stream run one after the other.
 # Launches have distinct numbers, so flags need no reset between them. A captured graph may be replayed on any stream,

@@ -2,7 +2,7 @@
 
 Both use the same function ``one_vector``, made of the statements of ``kernelgen.arithmetic.harmonics``. A GPU's
 thread has one vector, and rows of harmonics may pass through shared memory. A host thread transposes blocks of vectors
-to columns, one a component, so that the compiler vectorises over vectors. ``include/harmonics_*.hpp`` move the rows.
+to columns, one a component, so that the compiler vectorises over vectors. ``include/harmonics.hpp`` move the rows.
 """
 
 from __future__ import annotations
@@ -24,8 +24,8 @@ def emit_harmonics(plan: HarmonicsPlan) -> Source:
     """The kernel of a plan; equal plans give equal text."""
     ahead = plan.staging == "ahead"
     headers = [
-        "harmonics_gpu.hpp" if plan.on_gpu else "harmonics_host.hpp",
-        *(["harmonics_pipeline.hpp"] if ahead else []),
+        "harmonics.hpp:harmonics_gpu" if plan.on_gpu else "harmonics.hpp:harmonics_host",
+        *(["harmonics.hpp:pipeline"] if ahead else []),
     ]
     kernel = _gpu_ahead(plan) if ahead else _gpu(plan) if plan.on_gpu else _host(plan)
     makes_x = "x" in plan.spec.direction.outputs

@@ -9,8 +9,6 @@ from typing import Any, ClassVar
 
 from kernelgen.kernels.knobs import Knobs, read_schedule
 
-# Schedules of kernels of spherical harmonics, for CUDA and for the host.
-
 
 @dataclass(frozen=True)
 class HarmonicsSchedule(Knobs):

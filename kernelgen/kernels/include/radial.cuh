@@ -1,3 +1,6 @@
+// Radial convolutions whose weights a kernel multiplies itself.
+// A kernel includes sections; one that speaks of NAME.cuh means the section NAME.
+//// products
 // Products of tensor cores, with edge weights as they fall: mma.sync.m16n8k16 of halves, sums in float32 (sm_80 on). A
 // lane has group = lane / 4 and quad = lane % 4.
 // Rows of channels: rows of a product are 16 channels of a path, columns 8 edges. A lane gets channels 2 group and
@@ -260,4 +263,169 @@ DEVICE Real sum_to_quad(const Warp& warp, const Real* v) {
     }
     const Real pass = odd ? two[0] : two[1], keep = odd ? two[1] : two[0];
     return keep + __shfl_xor_sync(0xffffffffu, pass, 1);
+}
+//// shares
+// How parts of the edges are divided equally. A part's work is that of its edges, 1 each, and of its receivers with edges:
+// these add OF_RECEIVER each, which a kernel states for a path group. What is divided is places in this work.
+
+// The first of the spans (node, first edge, end) that ends behind a place; spans are in the order of edges. The lanes of a
+// warp look at 32 of them at a time. All of them call it.
+template <int OF_RECEIVER>
+DEVICE int run_at(const Warp& warp, const int* spans, int count, long long place) {
+    int low = 0;  // the run is one of low .. count, where count stands for none
+    while (low < count) {
+        const int each = (count - low + 31) / 32, last = low + (warp.lane + 1) * each - 1;
+        const bool is_before = last < count && spans[3 * last + 2] + (last + 1ll) * OF_RECEIVER <= place;
+        low += __popc(__ballot_sync(0xffffffffu, is_before)) * each;
+        count = min(count, low + each - 1);
+    }
+    return count;
+}
+// That of an edge.
+DEVICE int run_of(const Warp& warp, const int* spans, int count, int edge) { return run_at<0>(warp, spans, count, edge); }
+
+// The edge at a place of the work of some runs, of which the last one has edges. A receiver comes before its edges.
+template <int OF_RECEIVER>
+DEVICE int edge_at_work(const Warp& warp, const int* spans, int count, long long place) {
+    const int run = run_at<OF_RECEIVER>(warp, spans, count, place);
+    if (run == count) return spans[3 * count - 1];
+    const int first = spans[3 * run + 1];
+    return first + max(0, int(place - first - (run + 1ll) * OF_RECEIVER));
+}
+
+// A place in a part's work where one block ends and another begins. That is not so near to an end of the part that one of
+// them would load the part's matrix for fewer than 8 edges a warp.
+DEVICE long long work_until(long long place, long long work) {
+    constexpr int FEW = THREADS / 4;
+    if (place >= work) return work;
+    return place < FEW ? 0 : place > work - FEW ? work : place;
+}
+// The places begin .. end - 1 that a block has in the work of a part. The works of all parts, times their costs, follow each
+// other; the part's begins at `start` of `whole`.
+struct Places {
+    long long begin, end;
+};
+DEVICE Places places_of_block(long long whole, long long start, int cost, long long work) {
+    const long long from = whole * blockIdx.x / gridDim.x, to = whole * (blockIdx.x + 1) / gridDim.x;
+    return {work_until((from - start) / cost, work), work_until((to - start) / cost, work)};
+}
+// The same number, of which compilers do not know that: they compute anew what follows from it, and keep no registers.
+DEVICE int unknown(int number) {
+#ifdef __CUDA_ARCH__
+    asm volatile("" : "+r"(number));
+#endif
+    return number;
+}
+//// matrix_at_once
+// A block's part of the matrix in one pass over memory: all loads are in flight at once, and wait in registers for the
+// scale. A lane has pairs of a path's matrix, one channel of hidden features k and k + 2, which in shared memory are
+// neighbours; lanes with the same k have the channels of one row.
+constexpr int PAIRS = (STEPS * 8 * CHANNELS + THREADS - 1) / THREADS;  // of a path, of a lane
+
+// The lane's pairs of a path's channels; zero beyond `inside` and HIDDEN. The first UNIQUE channels may be there again.
+template <int UNIQUE = CHANNELS>
+DEVICE void fetch_path(const Real* matrix, int weights, int inside, Real (&held)[PAIRS][2]) {
+    UNROLL for (int n = 0; n < PAIRS; ++n) UNROLL for (int q = 0; q < 2; ++q) {
+        const int i = threadIdx.x + n * THREADS, channel = i % UNIQUE, k = i / (2 * CHANNELS) * 4 + i / CHANNELS % 2 + 2 * q;
+        held[n][q] = channel < inside && k < HIDDEN ? matrix[(long long)k * weights + channel] : Real(0);
+    }
+}
+// What `fetch_path` left, times the path's factor; returns the largest magnitude.
+DEVICE unsigned take_factor(Real (&held)[PAIRS][2], Real factor) {
+    unsigned largest = 0;
+    UNROLL for (int n = 0; n < PAIRS; ++n) UNROLL for (int q = 0; q < 2; ++q) {
+        held[n][q] *= factor;
+        largest = max(largest, magnitude(held[n][q]));
+    }
+    return largest;
+}
+// What `fetch_path` left, in shared memory, as by `pack_path`.
+DEVICE void leave_path(const Real (&held)[PAIRS][2], Real scale, unsigned short* path) {
+    UNROLL for (int n = 0; n < PAIRS; ++n) {
+        const int i = threadIdx.x + n * THREADS, channel = i % 16, k = i / 32 * 4 + i / 16 % 2;
+        const int row = EDGE_ROWS ? channel : channel / 2 + 8 * (channel % 2);
+        unsigned* const place = reinterpret_cast<unsigned*>(path + row * ROW + k / 16 * 16 + k % 16 / 2 + 8 * (k % 2));
+        unsigned hi, lo;
+        split(held[n][0] * scale, held[n][1] * scale, hi, lo);
+        if (STEPS * 128 % THREADS == 0 || i < STEPS * 128) {
+            *place = hi;
+            if (LOW) place[LOW_PART / 2] = lo;
+        }
+    }
+}
+//// whole_rows
+// Receivers' rows in kernels of values: a share of the edges stores the rows whose edges it has all. A row that the end of
+// a share cuts has a mark of each part, which is zero before: the first share there stores its sums, the others wait for
+// that and add theirs. Who stores waits for none, so nobody waits for a share that has not begun.
+
+enum : unsigned { NOBODY = 0, BEGUN = 1, STORED = 2 };  // of a mark
+#ifdef __CUDA_ARCH__
+DEVICE unsigned begin_row(unsigned* mark) {
+    unsigned before;
+    asm volatile("atom.acquire.gpu.global.cas.b32 %0, [%1], 0, 1;" : "=r"(before) : "l"(mark) : "memory");
+    return before;
+}
+DEVICE unsigned look_at(const unsigned* mark) {
+    unsigned seen;
+    asm volatile("ld.acquire.gpu.global.u32 %0, [%1];" : "=r"(seen) : "l"(mark) : "memory");
+    return seen;
+}
+DEVICE void tell(unsigned* mark) { asm volatile("st.release.gpu.global.u32 [%0], %1;" ::"l"(mark), "r"(2) : "memory"); }
+#else
+DEVICE unsigned begin_row(unsigned* mark) {
+    const unsigned before = *mark;
+    if (before == NOBODY) *mark = BEGUN;
+    return before;
+}
+DEVICE unsigned look_at(const unsigned* mark) { return *mark; }
+DEVICE void tell(unsigned* mark) { *mark = STORED; }
+#endif
+
+// Whether a warp is the first of those that have edges of a cut row; then it stores and calls `end_row`. If not, what the
+// first one stored is there when this returns. The same for all lanes.
+DEVICE bool is_first_of_row(const Warp& warp, unsigned* mark) {
+    int seen = warp.lane == 0 ? int(begin_row(mark)) : 0;
+    seen = warp.broadcast(seen, 0);
+    if (seen == NOBODY) return true;
+    while (seen != STORED) {
+        if (warp.lane == 0) seen = int(look_at(mark));
+        seen = warp.broadcast(seen, 0);
+    }
+    __syncwarp(0xffffffffu);
+    return false;
+}
+DEVICE void end_row(const Warp& warp, unsigned* mark) {
+    __syncwarp(0xffffffffu);
+    if (warp.lane == 0) tell(mark);
+}
+
+// As `put_sums`; stores what it does not add.
+template <int MUL, int DIM>
+DEVICE void put_row(bool adds, Real* block, int u, bool active, const Warp& warp, const Real (&r)[DIM][C]) {
+    const int v = u + warp.quad / 2;
+    UNROLL for (int m = 0; m < DIM; ++m) {
+        const Real sum[1] = {sum_of_channel(warp, r[m])};
+        Real* const place = block + (MUL_IR ? v * DIM + m : m * MUL + v);
+        if (active && (warp.quad & 1) == m % 2) {
+            if (adds) add<1>(place, sum); else store<1>(place, sum);
+        }
+    }
+}
+
+// The node of a run without edges; -1 for other runs, and if there is no such run.
+DEVICE int node_without_edges(const int* spans, int count, int run) {
+    return run < count && spans[3 * run + 1] == spans[3 * run + 2] ? spans[3 * run] : -1;
+}
+// Zeros for the lane's channels of a node's block.
+template <int MUL, int DIM>
+DEVICE void put_zeros(Real* block, int u, bool active, const Warp& warp) {
+    const Real zeros[C] = {};
+#pragma unroll 1
+    for (int m = warp.quad; m < DIM && active; m += 4) {
+        if (MUL_IR) {
+            UNROLL for (int c = 0; c < C; ++c) block[(u + c) * DIM + m] = Real(0);
+        } else {
+            store<C>(block + m * MUL + u, zeros);
+        }
+    }
 }

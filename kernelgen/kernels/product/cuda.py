@@ -28,11 +28,11 @@ SHARED = (
 def headers(schedule: CudaSchedule, has_ring: bool) -> list[str]:
     """The headers of a kernel: that of all kernels, and those that its schedule needs."""
     asked = {
-        "weight_ring.hpp": has_ring,
+        "product.cuh:weight_ring": has_ring,
         HEADER: schedule.zeros != "apart",
         HEADER_OF_ROWS: schedule.zeros == "cut",
-        "prefetch_inputs.hpp": schedule.ahead == "along",
-        "row_writes.hpp": schedule.writes == "rows",
+        "product.cuh:prefetch_inputs": schedule.ahead == "along",
+        "product.cuh:row_writes": schedule.writes == "rows",
     }
     return [included(name) for name in ("device.cuh", *(name for name, wanted in asked.items() if wanted))]
 
@@ -314,15 +314,15 @@ def _entry(plan: OwnersPlan) -> str:
 # The first blocks of a kernel that write zeros to what its others add to, as C++ text.
 #
 # With ``zeros="inside"`` that is all of an output, with ``"cut"`` some of its rows. Fixed code is in
-# ``kernelgen/kernels/include/zero_outputs.hpp`` and, for rows, in ``cut_rows.hpp``.
+# ``kernelgen/kernels/include/product.cuh``: ``zero_outputs`` and, for rows, ``cut_rows``.
 
 # Extra arguments of such a kernel, and what its other blocks need of them.
 ZEROS = ("unsigned long long* written", "unsigned long long launch")
 WAITING = ("const unsigned long long* ready", "unsigned long long launch")
-HEADER = "zero_outputs.hpp"
+HEADER = "product.cuh:zero_outputs"
 # With ``zeros="cut"``: what runs of edges need besides, and the header for rows.
 WAITING_FOR_ROWS = (*WAITING, "long long num_edges")
-HEADER_OF_ROWS = "cut_rows.hpp"
+HEADER_OF_ROWS = "product.cuh:cut_rows"
 # Threads of all blocks that write zeros, and bytes that a thread writes before another block is used: a single block
 # signals at once, while several have to wait for each other.
 ZERO_THREADS, ZEROS_A_THREAD = 4096, 256

@@ -2,7 +2,7 @@
 
 Blocks stay: as many start as run at once, and each keeps its slices of the matrix (a path group's weights of 16
 channels each) in shared memory. Of gradients without coupled cotangents, warps with the same slices divide the work of
-all edges and receivers equally; else all warps divide that of all slices. See ``include/shares.cuh``.
+all edges and receivers equally; else all warps divide that of all slices (``shares`` of ``include/radial.cuh``).
 """
 
 from __future__ import annotations
@@ -28,11 +28,11 @@ def emit_radial(plan: RadialPlan) -> Source:
     for number, group in enumerate(plan.product.groups):
         by_warps = CoupledGroup if plan.coupled(group) else RadialGroup
         groups.append((of_warpgroups if plan.by_warpgroups else by_warps)(plan, number, group))
-    headers = included("tensor_cores.cuh") + included("radial.cuh") + included("shares.cuh")
+    headers = included("tensor_cores.cuh") + included("radial.cuh:products") + included("radial.cuh:shares")
     if plan.loads_matrix_at_once or (plan.by_warpgroups and not plan.spec.is_gradient):
-        headers += included("matrix_at_once.cuh")
+        headers += included("radial.cuh:matrix_at_once")
     if plan.stores_rows:
-        headers += included("whole_rows.cuh")
+        headers += included("radial.cuh:whole_rows")
     if (plan.by_warpgroups and plan.spec.is_gradient) or any(map(plan.coupled, plan.product.groups)):
         headers += included("coupled.cuh")
     if plan.by_warpgroups:

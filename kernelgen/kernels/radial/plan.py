@@ -26,7 +26,7 @@ PADDING = 8
 # Elements of the matrix that a thread may hold in registers, before sums need these; of 64 channels all but some.
 MOST_HELD = 128
 REGISTERS, SPARE = 65536, 48
-# The buffer of a value's kernel with marks of rows that several warps add to; see ``whole_rows.cuh``.
+# The buffer of a value's kernel with marks of rows that several warps add to; see ``whole_rows`` in ``radial.cuh``.
 MARKS = "out_y"
 
 

@@ -215,7 +215,7 @@ def test_each_launch_has_a_number_and_each_stream_its_lines(monkeypatch: pytest.
     assert all(launch.kept is not None and launch.kept.data_ptr() == launch.address for launch in captured)
     launches = [first, again, other, elsewhere, *captured, *of_a_thread, *of_threads]
     assert [launch.number - first.number for launch in launches] == list(range(len(launches)))
-    constants = re.search(r"constexpr int LINE = (\d+), COPIES = (\d+);", included("zero_outputs.hpp"))
+    constants = re.search(r"constexpr int LINE = (\d+), COPIES = (\d+);", included("product.cuh:zero_outputs"))
     assert constants is not None
     line, copies = map(int, constants.groups())
     assert 8 * line * (1 + copies) == zeros._SPACING and first.address - other.address in (
