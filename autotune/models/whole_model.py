@@ -14,8 +14,7 @@ import torch
 from autotune import paths
 from autotune.errors import ConfigError, unknown_name
 from autotune.models.mace.package import Mace
-from autotune.models.nequip.allegro import Allegro
-from autotune.models.nequip.package import NequIP
+from autotune.models.nequip.package import Allegro, NequIP
 from autotune.models.package import Outputs, Package, default_dtype, dtype_of, quietly
 from autotune.models.sevennet.package import SevenNet
 from autotune.workload.config import load_graphs
@@ -237,14 +236,6 @@ def published_models(path: Path | None = None) -> dict[str, PublishedModel]:
     """All models of the file; a model takes what it does not say from the one that it is ``like``."""
     tables = read_toml(path or paths.configs_dir() / "model-rows.toml")
     return {name: _model(name, tables) for name in tables}
-
-
-def find_published(name: str) -> PublishedModel:
-    """ConfigError with the nearest name if there is none."""
-    known = published_models()
-    if name not in known:
-        raise ConfigError(unknown_name("model", name, known))
-    return known[name]
 
 
 def _model(name: str, tables: dict[str, Any]) -> PublishedModel:

@@ -20,7 +20,7 @@ from e3nn import o3
 from model_cases import DTYPES, imidazole, mof, protein
 
 from autotune.models.accelerate import accelerate, restore
-from autotune.models.nequip.allegro import AcceleratedContracter
+from autotune.models.nequip.package import AcceleratedContracter
 from autotune.models.package import default_dtype
 from kernelgen.errors import UnsupportedError
 
