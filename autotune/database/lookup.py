@@ -49,7 +49,7 @@ from autotune.database.store import Table, database_dirs, database_path, load_ta
 from autotune.errors import TuningMissError
 from autotune.extras import typed
 from autotune.workload.kinds.base import Problem
-from autotune.workload.kinds.edge_vectors import OPERATION, VectorsKind, product_schedule
+from autotune.workload.kinds.harmonics import VECTORS, VectorsKind, product_schedule
 from autotune.workload.kinds.registry import kernel_kind
 from autotune.workload.workload import GraphClass
 from kernelgen.arithmetic.directions import DIRECTIONS, HARMONICS_DIRECTIONS, Direction
@@ -335,10 +335,10 @@ def directions_inside(
 
     For the others the product's own schedule decides whether its kernel includes gather and sum.
     """
-    graph_class = None if graph_class is None else dataclasses.replace(graph_class, operation=OPERATION)
+    graph_class = None if graph_class is None else dataclasses.replace(graph_class, operation=VECTORS)
     found = []
     for name in VectorsKind.directions:
-        tuning = find_schedule(problem, OPERATION, name, dtype, layout, facts, graph_class, strict)
+        tuning = find_schedule(problem, VECTORS, name, dtype, layout, facts, graph_class, strict)
         assert isinstance(tuning.schedule, VectorSchedule)
         found += [name] if tuning.schedule.harmonics == "inside" else []
     # The gradient of x alone reads the same data as the value, and is not tuned separately.
