@@ -191,9 +191,11 @@ def _on_other_device(query: Query, skipped: list[str]) -> Tuning | None:
         for known in by_nearness(query, table.by_kernel.get(query.shape, ())):
             entry, changes = query.once((id(known), "limits"), functools.partial(within_limits, query, known, there))
             if is_legal(query, entry, skipped):
+                arch, here = table.device.get("arch"), query.spec.facts.arch
+                where = f"also {arch}" if arch == here else f"{arch}, this is {here}: never measured here"
                 reason = (
                     f"nothing is tuned for this problem on this device; using an entry of {table.device.get('name')} "
-                    f"({_arch_text(table, query.spec.facts)}) for {entry.graph_class}{changes}"
+                    f"({where}) for {entry.graph_class}{changes}"
                 )
                 return _with_others(query, _fitted(query, entry, "other-device", reason, skipped), entry)
     return None
@@ -235,11 +237,6 @@ def _facts_of(table: Table, here: DeviceFacts) -> DeviceFacts:
         return cuda_facts(arch, units=units)
     except UnsupportedError:
         return here
-
-
-def _arch_text(table: Table, facts: DeviceFacts) -> str:
-    arch = table.device.get("arch")
-    return f"also {arch}" if arch == facts.arch else f"{arch}, this is {facts.arch}: never measured here"
 
 
 def _fitted(query: Query, entry: Entry, origin: str, reason: str, skipped: list[str]) -> Tuning:

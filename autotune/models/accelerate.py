@@ -57,14 +57,11 @@ def accelerate(
 
     model: a module; or an object that holds one as ``model`` or several as ``models``, such as an ASE calculator (its
     steps become Equitune's too) or a sum of them. Blocks of MACE, NequIP and SevenNet get the whole convolution, also
-    in a MACE model that was converted for cuEquivariance or OpenEquivariance. A stock model changes to layout
-    ``ir_mul`` inside, as a whole, or not at all; then the result's note says why. What it takes and gives, parameters
-    and checkpoints stay in e3nn's layout.
-
+    of MACE converted for cuEquivariance or OpenEquivariance. A stock model changes to layout ``ir_mul`` inside, as a
+    whole or not at all (then the note says why); users, parameters and checkpoints see e3nn's.
     strict, deterministic: as in :class:`autotune.TensorProduct`; harmonics are always deterministic.
-    check: compare each replacement with e3nn on random inputs, on the module's device and in its dtype (for harmonics
-    the model's). A replacement that differs by more than ``TOLERANCE`` is not used.
-
+    check: compare each replacement with e3nn on random inputs, on the module's device and in its dtype; one that
+    differs by more than ``TOLERANCE`` is not used.
     edge_weights: where the weights of a convolution's edges are formed, the last product of a radial network.
     ``whole``: for all edges at once, as the packages do. ``streamed``: inside the convolution, for some edges at a time
     (see :class:`autotune.RadialTensorProductConv`); less memory, but formed again for gradients. ``fused``: in the
@@ -72,18 +69,13 @@ def accelerate(
     ``auto``: on a GPU ``fused`` where the tuned database says that it is the fastest (or takes at most 5% longer, where
     all weights would take a GiB), and the network's weights need no gradients; else streamed on a CPU if they need
     none, and on a GPU without room for the weights of all edges; else whole.
+    edge_product: how radial networks multiply in float32 on a GPU, see the same class; ``tf32`` is for ``fused`` alone.
+    edge_network: the hidden layers of a radial network, of many edges, in float32 on a GPU. ``fused``: in one kernel,
+    with errors of float32's class, where their widths are equal, at most 64 (128 for one layer), inputs at most 16,
+    the activation is SiLU, and weights are not trained. ``layers``: one after the other.
 
-    edge_product: how radial networks multiply in float32 on a GPU: ``fp16x3``, ``float32`` or, for ``fused`` alone,
-    ``tf32``. See the same class.
-
-    edge_network: the hidden layers of a radial network, of many edges, in float32 on a GPU. ``fused``: all in one
-    kernel, with errors of float32's class, where their widths are equal, at most 64 (128 for one layer), inputs at
-    most 16, the activation is SiLU, and weights are not trained. ``layers``: one after the other.
-
-    Some modules stay, with the reason in the result: those compiled by TorchScript or torch.compile, those with a
-    ``forward``, parameters or modules of their own, and those that fail when tried. Hooks, parametrizations and pruning
-    of a replacement pass to e3nn's module when it is put back. InputError if there is no module. The logger
-    ``equitune`` gets one line (INFO): how much was replaced, and what stayed stock; and the table (DEBUG).
+    Modules stay, with the reason in the result, if they were compiled, have a ``forward``, parameters or modules of
+    their own, or fail when tried. InputError if there is no module. The logger ``equitune`` gets a line, and the table.
     """
     options = (("weights", edge_weights, EDGE_WEIGHTS), ("network", edge_network, EDGE_NETWORKS))
     for option, value, known in (*options, ("product", edge_product, EDGE_PRODUCTS)):
@@ -100,13 +92,8 @@ def accelerate(
     places, reason = change_layouts(model, replacing)
     places += [_replaced(replacing, *found) for found in list(_found(model))]
     places += exchange_all(model, replacing)
-    kept = f"node features stay in layout mul_ir: {reason}" if reason else ""
-    if edge_weights != "whole":
-        streamed, fused = edge_weights == "streamed", edge_weights == "fused"
-        may_fuse = None if edge_weights == "auto" and edge_product == "fp16x3" else fused
-        inside = radial.form_weights_inside(model, always_streamed=streamed, product=edge_product, fused=may_fuse)
-        if edge_weights != "auto" and not inside:
-            kept = kept or "edge weights are whole: no radial network of MACE, NequIP or SevenNet gives them"
+    whole = _form_weights(model, edge_weights, edge_product)
+    kept = f"node features stay in layout mul_ir: {reason}" if reason else whole
     in_one_kernel = edge_network == "fused" and edge_product != "float32"  # torch has no such kernel
     radial.choose_arithmetic(model, edge_product, in_one_kernel)
     steps = dict.fromkeys(quicken(calculator) for calculator in calculators)
@@ -117,13 +104,27 @@ def accelerate(
     return done
 
 
+def _form_weights(model: torch.nn.Module, where: str, product: str) -> str:
+    """Have convolutions form their edges' weights as ``edge_weights`` says; why they do not, if they were told to."""
+    from autotune.models import radial
+
+    if where == "whole":
+        return ""
+    fused = None if where == "auto" and product == "fp16x3" else where == "fused"
+    inside = radial.form_weights_inside(model, always_streamed=where == "streamed", product=product, fused=fused)
+    if inside or where == "auto":
+        return ""
+    return "edge weights are whole: no radial network of MACE, NequIP or SevenNet gives them"
+
+
 def _replaced(
     replacing: Replacing, parent: torch.nn.Module | None, attribute: str, name: str, module: torch.nn.Module
 ) -> Place:
     """Put a stand-in into the model if there is one."""
     kind = kind_of(module) or PRODUCTS
-    blocks: tuple[ConvolutionBlock, ...] = of_packages("BLOCKS") if parent is not None else ()
-    block = next((block for block in blocks if block.product == attribute and block.matches(parent)), None)
+    known: tuple[ConvolutionBlock, ...] = of_packages("BLOCKS")
+    matching = (block for block in known if block.product == attribute)
+    block = next((block for block in matching if parent is not None and block.matches(parent)), None)
     found = replacing.stand_in(module, parent, block)
     if isinstance(found, str) or parent is None:
         return Place(name, repr(module), False, str(found), kind if block is None else CONVOLUTIONS)

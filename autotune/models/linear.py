@@ -346,8 +346,8 @@ class AcceleratedLinear(NodeStandIn, o3.Linear):
             found = rows.new_zeros(len(rows), form.dims["y"])
         if self.biased:
             biases = self.bias.split([mul for _, mul in self.biased])
-            rows = {offset: bias[None] for (offset, _), bias in zip(self.biased, biases, strict=True)}
-            found = found + joined(rows, found.shape[1], found[:1])[0]
+            blocks = {offset: bias[None] for (offset, _), bias in zip(self.biased, biases, strict=True)}
+            found = found + joined(blocks, found.shape[1], found[:1])[0]
         return found.reshape(*features.shape[:-1], found.shape[1])
 
     def __getstate__(self) -> dict[str, Any]:
