@@ -17,8 +17,7 @@ if TYPE_CHECKING:
     from autotune.database.lookup import Tuning, find_schedule
     from autotune.database.store import Database
     from autotune.models.accelerate import accelerate, restore
-    from autotune.models.capture import CapturedModel, capture
-    from autotune.models.capture_training import CapturedTraining, capture_training
+    from autotune.models.capture import CapturedModel, CapturedTraining, capture, capture_training
     from autotune.models.stand_ins import Acceleration
     from autotune.modules.convolution import TensorProductConv
     from autotune.modules.harmonics import SphericalHarmonics, SphericalHarmonicsConv, spherical_harmonics
@@ -71,8 +70,7 @@ _NAMES = {
     "autotune.database.lookup": "Tuning find_schedule",
     "autotune.database.store": "Database",
     "autotune.models.accelerate": "accelerate restore",
-    "autotune.models.capture": "CapturedModel capture",
-    "autotune.models.capture_training": "CapturedTraining capture_training",
+    "autotune.models.capture": "CapturedModel CapturedTraining capture capture_training",
     "autotune.models.stand_ins": "Acceleration",
     "autotune.modules.convolution": "TensorProductConv",
     "autotune.modules.harmonics": "SphericalHarmonics SphericalHarmonicsConv spherical_harmonics",

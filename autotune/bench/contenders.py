@@ -28,7 +28,7 @@ from autotune.models.whole_model import PACKAGES, WholeModel
 from autotune.text import CAPTURED, FUSED, STREAMED, path_and_form
 
 if TYPE_CHECKING:
-    from autotune.models.capture_training import CapturedTraining
+    from autotune.models.capture import CapturedTraining
 
 STOCK, SYMMETRIX = "stock", "symmetrix"
 # The module of each peer, and what to install for it.
@@ -127,7 +127,7 @@ class CapturedForm(WholeModel):
 
     @functools.cached_property
     def training(self) -> CapturedTraining:
-        from autotune.models.capture_training import capture_training
+        from autotune.models.capture import capture_training
 
         captured: Any = self.module
         return capture_training(captured.model, self._loss)

@@ -2,7 +2,7 @@
 
 Read ``commands`` (``tune``, ``report`` and others), ``options``, ``tune``, ``bench``, ``database`` (``equitune db``),
 ``show`` (and ``replay``), ``doctor`` and ``pack`` with ``packing``. Without the packages of extra ``tune``, typer among
-them, ``without_tune`` answers.
+them, ``doctor`` answers.
 """
 
 from __future__ import annotations
@@ -18,9 +18,9 @@ def main(arguments: Sequence[str] | None = None) -> NoReturn:
 
     words = list(sys.argv[1:] if arguments is None else arguments)
     if missing_packages():
-        from autotune.cli.without_tune import main as answer
+        from autotune.cli.doctor import answer_without_tune
 
-        answer(words)
+        answer_without_tune(words)
     from autotune.cli.commands import main as run
 
     run(words)

@@ -13,13 +13,13 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from autotune.cli.groups import Group
 from autotune.cli.options import (
     CONFIG_HELP,
     MEASURING,
     OUTPUT,
     PAGES_S,
     Device,
+    Group,
     Reports,
     Results,
     budget_seconds,

@@ -9,16 +9,19 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import importlib.metadata
+import json
 import os
 import platform
-from collections.abc import Callable, Iterable, Iterator
+import sys
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NoReturn
 
-from autotune.extras import TUNE, missing_packages, typed
+from autotune.extras import TUNE, lacking, missing_packages, typed
 
 if TYPE_CHECKING:
     from rich.table import Table
+
 
 NEEDED = ("torch", "e3nn", "numpy", "filelock", "platformdirs")
 OPTIONAL = ("equitune", *TUNE, "cuda-core", "cuda-bindings", "nvidia-cuda-nvrtc", "nvidia-cuda-nvrtc-cu12")
@@ -245,3 +248,25 @@ PROBES: tuple[tuple[str, Probe], ...] = (
     ("files", _databases),
     ("peers", _peers),
 )
+
+
+# The command without extra ``tune``.
+
+
+def answer_without_tune(words: Sequence[str]) -> NoReturn:
+    """Answer and exit: 0, or 2 with one line on standard error."""
+    if list(words) == ["--version"]:
+        from kernelgen.version import __version__
+
+        print(f"equitune {__version__}")
+        sys.exit(0)
+    if list(words) in (["doctor"], ["doctor", "--json"]):
+        findings = tuple(examine())
+        if "--json" in words:
+            print(json.dumps(as_data(findings), indent=1))
+        else:
+            print(*as_lines(findings), f"next: {next_step(findings)}", sep="\n")
+        sys.exit(0)
+    reason = lacking(" ".join(["equitune", *words[:1]]))
+    print(f"equitune: error: {reason} ({typed('doctor')} works without)", file=sys.stderr)
+    sys.exit(2)

@@ -8,8 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 import typer
 from typer.core import TyperGroup
 
-from autotune.cli.groups import Group, say_present
-from autotune.cli.options import ModelDtype, ModelName, Structure, examples, print_next
+from autotune.cli.options import Group, ModelDtype, ModelName, Structure, examples, print_next, say_present
 
 if TYPE_CHECKING:
     from kernelgen.packs.write import Written

@@ -9,7 +9,7 @@ from typing import Annotated, Any
 import typer
 
 from autotune.cli import options
-from autotune.cli.groups import Group
+from autotune.cli.options import Group
 from autotune.extras import typed
 
 

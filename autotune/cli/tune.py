@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from autotune.cli import options
-from autotune.cli.groups import Group
+from autotune.cli.options import Group
 from autotune.extras import typed
 
 if TYPE_CHECKING:

@@ -18,7 +18,7 @@ from time import monotonic
 from typing import Any
 
 from autotune.compare.comparison import Schedules
-from autotune.compare.torch_cache import noted, take_note
+from autotune.compare.peers.e3nn import noted, take_note
 from autotune.measure import worker as processes
 from autotune.measure.kinds import measured_kind
 from autotune.measure.trial import free_memory

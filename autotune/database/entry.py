@@ -111,7 +111,9 @@ class Entry:
         except (EquituneError, TypeError) as error:
             raise DatabaseError(f"entry field schedule: {error}") from error
         _check_graph(self.graph, self.graph_class)
-        _check_default(self.default)
+        # The default is not run any more, so it may use a form that later generators dropped.
+        _check_type("default['schedule']", self.default.get("schedule"), "Mapping")
+        _check_times("default", self.default)
         for name, peer in self.peers.items():
             _check_peer(f"peers[{name!r}]", peer)
         for name in ("state", "reason", "date"):
@@ -265,20 +267,17 @@ def _check_graph(graph: Mapping[str, Any], graph_class: str) -> None:
         raise DatabaseError(f"entry field graph_class: {error}") from error
 
 
-def _check_default(default: Mapping[str, Any]) -> None:
-    # The default is not run any more, so it may use a form that later generators dropped.
-    _check_type("default['schedule']", default.get("schedule"), "Mapping")
-    for name in TIMES:
-        _check_type(f"default[{name!r}]", default.get(name), "float")
+def _check_times(name: str, times: Mapping[str, Any]) -> None:
+    for time in TIMES:
+        _check_type(f"{name}[{time!r}]", times.get(time), "float")
 
 
 def _check_peer(name: str, peer: Any) -> None:
     _check_type(name, peer, "Mapping")
     if "error" in peer:
         _check_type(f"{name}['error']", peer["error"], "str")
-        return
-    for time in TIMES:
-        _check_type(f"{name}[{time!r}]", peer.get(time), "float")
+    else:
+        _check_times(name, peer)
 
 
 def _check_trials_file(path: Any) -> None:

@@ -49,7 +49,7 @@ from autotune.database.store import Table, database_dirs, database_path, load_ta
 from autotune.errors import TuningMissError
 from autotune.extras import typed
 from autotune.workload.kinds.base import Problem
-from autotune.workload.kinds.edge_vectors import OPERATION, VectorsKind, product_schedule
+from autotune.workload.kinds.harmonics import VECTORS, VectorsKind, product_schedule
 from autotune.workload.kinds.registry import kernel_kind
 from autotune.workload.workload import GraphClass
 from kernelgen.arithmetic.directions import DIRECTIONS, HARMONICS_DIRECTIONS, Direction
@@ -191,9 +191,11 @@ def _on_other_device(query: Query, skipped: list[str]) -> Tuning | None:
         for known in by_nearness(query, table.by_kernel.get(query.shape, ())):
             entry, changes = query.once((id(known), "limits"), functools.partial(within_limits, query, known, there))
             if is_legal(query, entry, skipped):
+                arch, here = table.device.get("arch"), query.spec.facts.arch
+                where = f"also {arch}" if arch == here else f"{arch}, this is {here}: never measured here"
                 reason = (
                     f"nothing is tuned for this problem on this device; using an entry of {table.device.get('name')} "
-                    f"({_arch_text(table, query.spec.facts)}) for {entry.graph_class}{changes}"
+                    f"({where}) for {entry.graph_class}{changes}"
                 )
                 return _with_others(query, _fitted(query, entry, "other-device", reason, skipped), entry)
     return None
@@ -235,11 +237,6 @@ def _facts_of(table: Table, here: DeviceFacts) -> DeviceFacts:
         return cuda_facts(arch, units=units)
     except UnsupportedError:
         return here
-
-
-def _arch_text(table: Table, facts: DeviceFacts) -> str:
-    arch = table.device.get("arch")
-    return f"also {arch}" if arch == facts.arch else f"{arch}, this is {facts.arch}: never measured here"
 
 
 def _fitted(query: Query, entry: Entry, origin: str, reason: str, skipped: list[str]) -> Tuning:
@@ -335,10 +332,10 @@ def directions_inside(
 
     For the others the product's own schedule decides whether its kernel includes gather and sum.
     """
-    graph_class = None if graph_class is None else dataclasses.replace(graph_class, operation=OPERATION)
+    graph_class = None if graph_class is None else dataclasses.replace(graph_class, operation=VECTORS)
     found = []
     for name in VectorsKind.directions:
-        tuning = find_schedule(problem, OPERATION, name, dtype, layout, facts, graph_class, strict)
+        tuning = find_schedule(problem, VECTORS, name, dtype, layout, facts, graph_class, strict)
         assert isinstance(tuning.schedule, VectorSchedule)
         found += [name] if tuning.schedule.harmonics == "inside" else []
     # The gradient of x alone reads the same data as the value, and is not tuned separately.

@@ -143,7 +143,10 @@ def table_from(data: Mapping[str, Any]) -> PredictionTable:
         raise ValueError(
             f"form {data['form']!r} with {len(data['names'])} features; expected form {FORM} with {FEATURES}"
         )
-    winners = {kernel: tuple(_winner(line) for line in lines) for kernel, lines in dict(data["winners"]).items()}
+    winners = {
+        kernel: tuple(Winner(schedule_of(line["schedule"]), str(line["layout"]), bool(line["small"])) for line in lines)
+        for kernel, lines in dict(data["winners"]).items()
+    }
     classes = {operation: tuple(map(GraphClass.parse, texts)) for operation, texts in dict(data["classes"]).items()}
     expected = {group: dict(found) for group, found in dict(data["expected"]).items()}
     transfer = {arch: dict(found) for arch, found in dict(data["transfer"]).items()}
@@ -151,10 +154,6 @@ def table_from(data: Mapping[str, Any]) -> PredictionTable:
     return PredictionTable(
         data["device"], data["trials"], data["problems"], trees, winners, classes, expected, transfer
     )
-
-
-def _winner(line: Mapping[str, Any]) -> Winner:
-    return Winner(schedule_of(line["schedule"]), str(line["layout"]), bool(line["small"]))
 
 
 def knobs_of(schedule: CudaSchedule) -> dict[str, Any]:

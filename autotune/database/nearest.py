@@ -184,11 +184,10 @@ class Query:
     @property
     def faults(self) -> dict[str, str]:
         """Schedules that failed on this device, by key, with the reason."""
-        return self.once("faults", self._read_faults)
-
-    def _read_faults(self) -> dict[str, str]:
-        lists = (quarantine_path(directory, self.spec.facts.slug) for directory in database_dirs())
-        return quarantined(lists, self.spec)
+        slug = self.spec.facts.slug
+        return self.once(
+            "faults", lambda: quarantined((quarantine_path(folder, slug) for folder in database_dirs()), self.spec)
+        )
 
     def once(self, key: Any, find: Callable[[], Any]) -> Any:
         """What ``find`` gives, for all queries with this ``met``."""
@@ -268,10 +267,11 @@ def kindred_tables(facts: DeviceFacts) -> Iterator[Table]:
         for path in device_files(directory):
             files.setdefault(path.stem, []).append(path)
     tables = [(slug, load_table(*paths)) for slug, paths in sorted(files.items()) if slug != facts.slug]
-    kindred = [(slug, table) for slug, table in tables if _may_serve(table.device, facts)]
-    yield from (
-        table for _, table in sorted(kindred, key=lambda item: (device_distance(item[1].device, facts), item[0]))
-    )
+    # CUDA text compiles for every compute capability; a host's schedules depend on the width of its vectors.
+    ranked = sorted(tables, key=lambda item: (device_distance(item[1].device, facts), item[0]))
+    for _, table in ranked:
+        if _is_kindred(table.device, facts) or table.device.get("backend") == facts.backend == "cuda":
+            yield table
 
 
 def is_of_architecture(entry: Entry, facts: DeviceFacts) -> bool:
@@ -288,11 +288,6 @@ def device_distance(device: Mapping[str, Any], facts: DeviceFacts) -> tuple[bool
     if not isinstance(units, int | float) or units <= 0:
         return not backend, not kindred, math.inf
     return not backend, not kindred, abs(math.log2(units / max(1, facts.units)))
-
-
-def _may_serve(device: Mapping[str, Any], facts: DeviceFacts) -> bool:
-    """CUDA text compiles for every compute capability; a host's schedules depend on the width of its vectors."""
-    return _is_kindred(device, facts) or device.get("backend") == facts.backend == "cuda"
 
 
 def _is_kindred(device: Mapping[str, Any], facts: DeviceFacts) -> bool:

@@ -1,7 +1,7 @@
 """Trial records: one JSON object per line, on the disk (flush and fsync) before the next trial starts.
 
 A process may be killed in the middle of a line: reading skips invalid lines with a warning, and appending first ends an
-incomplete last line. :mod:`autotune.database.trials` also reads the records packed for git.
+incomplete last line. Records packed for git are read too.
 """
 
 from __future__ import annotations
@@ -251,7 +251,8 @@ def pack(folder: Path, cited: Mapping[str, Lines] | None = None) -> Packed:
 
 def _thinned(lines: Lines, schedules: Lines) -> Lines:
     """Drop raw samples except those of the fastest trials and of ``schedules``."""
-    timed = sorted((line for line in lines if _has_time(line)), key=lambda line: line["time_us"])
+    timed = [line for line in lines if line.get("state") == "ok" and isinstance(line.get("time_us"), int | float)]
+    timed.sort(key=lambda line: line["time_us"])
     keep = {id(line) for line in timed[:WITH_SAMPLES]}
     return [
         line
@@ -259,10 +260,6 @@ def _thinned(lines: Lines, schedules: Lines) -> Lines:
         else {**line, "samples_us": []}
         for line in lines
     ]
-
-
-def _has_time(line: dict[str, Any]) -> bool:
-    return line.get("state") == "ok" and isinstance(line.get("time_us"), int | float)
 
 
 # Quarantine: schedules that failed on a device, which this generator version never proposes or loads again.

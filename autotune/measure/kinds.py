@@ -18,13 +18,11 @@ from torch import Tensor
 from autotune.database.lookup import build_vectors
 from autotune.measure import references
 from autotune.measure.operations import Call
-from autotune.measure.reference_contraction import ContractionReference, contraction_of, make_features
+from autotune.measure.references import ContractionReference, contraction_of, make_features
 from autotune.measure.space import Space, contraction_space, harmonics_space, radial_space, search_space
 from autotune.workload.kinds.base import KernelKind
-from autotune.workload.kinds.edge_vectors import VectorsKind
+from autotune.workload.kinds.harmonics import HARMONICS_OPERANDS, HarmonicsKind, VectorsKind
 from autotune.workload.kinds.radial_convolution import RadialKind
-from autotune.workload.kinds.spherical_harmonics import OPERANDS as HARMONICS_OPERANDS
-from autotune.workload.kinds.spherical_harmonics import HarmonicsKind
 from autotune.workload.kinds.symmetric_contraction import ContractionKind
 from autotune.workload.kinds.tensor_product import ProductKind
 from autotune.workload.workload import Tensors, Workload, make_tensors

@@ -1,10 +1,8 @@
-"""Replace e3nn's modules in a model by generated kernels, in one call.
+"""Replace e3nn's modules in a model by generated kernels, in one call, and put them back.
 
-:func:`accelerate` replaces every ``e3nn.o3.TensorProduct`` and ``e3nn.o3.SphericalHarmonics`` in a module tree that the
-generator covers. In a block of MACE, NequIP or SevenNet that gathers, multiplies and sums, all three become one
-convolution, and what lies between two of them changes too. The others stay, and the returned table says
-why. Parameters stay the same objects, so optimizers keep working; checkpoints keep their names. :func:`restore` puts
-everything back.
+In a block of MACE, NequIP or SevenNet that gathers, multiplies and sums, all three become one convolution, and what
+lies between two of them changes too. Parameters stay the same objects, so optimizers keep working; checkpoints keep
+their names.
 """
 
 from __future__ import annotations
@@ -23,7 +21,6 @@ from autotune.models.replace import (
     Replacing,
     exchange_all,
     kind_of,
-    known_blocks,
 )
 from autotune.models.stand_ins import (
     CONVOLUTIONS,
@@ -34,6 +31,7 @@ from autotune.models.stand_ins import (
     NodeStandIn,
     Place,
     StandIn,
+    of_packages,
 )
 from autotune.models.step import LOG, quicken, unquicken
 from kernelgen.errors import InputError
@@ -57,68 +55,45 @@ def accelerate(
 ) -> Acceleration:
     """Replace e3nn's tensor products and spherical harmonics in ``model``, in place, where a kernel computes the same.
 
-    model: a module; or an object that holds one as ``model`` or several as ``models``, such as an ASE calculator.
-    Blocks of MACE, NequIP and SevenNet get the whole convolution: no edge-wise product is kept in memory. In a MACE
-    model that was converted for cuEquivariance or OpenEquivariance it takes the place of theirs; other parts stay.
-
-    A stock model of MACE, NequIP or SevenNet changes to layout ``ir_mul`` inside, as a whole: all linear layers,
-    self-connections, gates and contractions too. What it takes and gives, parameters and checkpoints stay in e3nn's
-    layout. If one part cannot change, none does, and the result's note says why.
-
+    model: a module; or an object that holds one as ``model`` or several as ``models``, such as an ASE calculator (its
+    steps become Equitune's too) or a sum of them. Blocks of MACE, NequIP and SevenNet get the whole convolution, also
+    of MACE converted for cuEquivariance or OpenEquivariance. A stock model changes to layout ``ir_mul`` inside, as a
+    whole or not at all (then the note says why); users, parameters and checkpoints see e3nn's.
     strict, deterministic: as in :class:`autotune.TensorProduct`; harmonics are always deterministic.
-    check: compare each replacement with e3nn on random inputs, on the module's device and in its dtype (for harmonics,
-    which have neither, the model's). A replacement that differs by more than ``TOLERANCE`` is not used.
-
+    check: compare each replacement with e3nn on random inputs, on the module's device and in its dtype; one that
+    differs by more than ``TOLERANCE`` is not used.
     edge_weights: where the weights of a convolution's edges are formed, the last product of a radial network.
-    ``streamed``: inside the convolution, for some edges at a time (see :class:`autotune.RadialTensorProductConv`).
-    That takes less memory; the backward pass forms them again. ``whole``: for all edges at once, as the packages do.
-    ``fused``: in the convolution's own kernel, on a GPU from sm_80 on and in float32; elsewhere as ``auto``. For
-    energies and forces; gradients of the radial network's last layer and second derivatives stream.
-    ``auto``: on a GPU ``fused`` where by the tuned database this was the fastest (or takes at most 5% longer, where all
-    weights would take a GiB), and the radial network's weights need no gradients. Else streamed on a CPU if they need
-    none, which is faster there, and on a GPU that has no room for the weights of all edges; else whole.
+    ``whole``: for all edges at once, as the packages do. ``streamed``: inside the convolution, for some edges at a time
+    (see :class:`autotune.RadialTensorProductConv`); less memory, but formed again for gradients. ``fused``: in the
+    convolution's own kernel, on a GPU from sm_80 on, in float32, for energies and forces; elsewhere as ``auto``.
+    ``auto``: on a GPU ``fused`` where the tuned database says that it is the fastest (or takes at most 5% longer, where
+    all weights would take a GiB), and the network's weights need no gradients; else streamed on a CPU if they need
+    none, and on a GPU without room for the weights of all edges; else whole.
+    edge_product: how radial networks multiply in float32 on a GPU, see the same class; ``tf32`` is for ``fused`` alone.
+    edge_network: the hidden layers of a radial network, of many edges, in float32 on a GPU. ``fused``: in one kernel,
+    with errors of float32's class, where their widths are equal, at most 64 (128 for one layer), inputs at most 16,
+    the activation is SiLU, and weights are not trained. ``layers``: one after the other.
 
-    edge_product: how radial networks multiply in float32 on a GPU. ``fp16x3``: by tensor cores, in three products of
-    half precision, with errors of float32's class. ``float32``: by torch, with torch's settings. ``tf32``, for
-    ``fused`` alone: one product in a convolution's own kernel. See the same class.
-
-    edge_network: the hidden layers of a radial network, of many edges, in float32 on a GPU. ``fused``: all in one
-    kernel, with errors of float32's class, where their widths are equal, at most 64 (128 for one layer), inputs at
-    most 16, the activation is SiLU, and weights are not trained: in evaluation, or without gradients. Nothing but
-    their input is kept for the gradient. ``layers``: one after the other, as with ``edge_product="float32"``.
-
-    An ASE calculator of MACE, NequIP or SevenNet gets Equitune's steps too: between them what a simulation does not
-    change stays on the device. A sum of calculators is taken apart.
-
-    Some modules stay, with the reason in the result: those compiled by TorchScript or torch.compile, those with a
-    ``forward``, parameters or modules of their own, and those that fail when tried. Hooks, parametrizations and pruning
-    of a replacement pass to e3nn's module when it is put back. Raises InputError if there is no module.
-
-    The logger ``equitune`` gets one line (INFO): how much was replaced, and what stayed stock; and the table (DEBUG).
+    Modules stay, with the reason in the result, if they were compiled, have a ``forward``, parameters or modules of
+    their own, or fail when tried. InputError if there is no module. The logger ``equitune`` gets a line, and the table.
     """
-    if edge_weights not in EDGE_WEIGHTS:
-        raise InputError(f"edge_weights is {edge_weights!r}; expected one of {', '.join(EDGE_WEIGHTS)}")
-    if edge_network not in EDGE_NETWORKS:
-        raise InputError(f"edge_network is {edge_network!r}; expected one of {', '.join(EDGE_NETWORKS)}")
-    if edge_product not in EDGE_PRODUCTS:
-        raise InputError(f"edge_product is {edge_product!r}; expected one of {', '.join(EDGE_PRODUCTS)}")
+    options = (("weights", edge_weights, EDGE_WEIGHTS), ("network", edge_network, EDGE_NETWORKS))
+    for option, value, known in (*options, ("product", edge_product, EDGE_PRODUCTS)):
+        if value not in known:
+            raise InputError(f"edge_{option} is {value!r}; expected one of {', '.join(known)}")
     if edge_product == "tf32" and edge_weights != "fused":
         raise InputError("edge_product='tf32' is for edge_weights='fused'; elsewhere torch's settings choose TF32")
     from autotune.models import radial  # e3nn loads with it, for longer than all else here
 
     name, calculators, model = type(model).__name__, _calculators_in(model), _module_of(model)
-    replacing = Replacing(strict, deterministic, _sample_of(model) if check else None)
+    tensors = (tensor for tensor in (*model.parameters(), *model.buffers()) if tensor.is_floating_point())
+    replacing = Replacing(strict, deterministic, next(tensors, torch.empty(0)) if check else None)
     before = sum(isinstance(module, StandIn) for module in model.modules())
     places, reason = change_layouts(model, replacing)
     places += [_replaced(replacing, *found) for found in list(_found(model))]
     places += exchange_all(model, replacing)
-    kept = f"node features stay in layout mul_ir: {reason}" if reason else ""
-    if edge_weights != "whole":
-        streamed, fused = edge_weights == "streamed", edge_weights == "fused"
-        may_fuse = None if edge_weights == "auto" and edge_product == "fp16x3" else fused
-        inside = radial.form_weights_inside(model, always_streamed=streamed, product=edge_product, fused=may_fuse)
-        if edge_weights != "auto" and not inside:
-            kept = kept or "edge weights are whole: no radial network of MACE, NequIP or SevenNet gives them"
+    whole = _form_weights(model, edge_weights, edge_product)
+    kept = f"node features stay in layout mul_ir: {reason}" if reason else whole
     in_one_kernel = edge_network == "fused" and edge_product != "float32"  # torch has no such kernel
     radial.choose_arithmetic(model, edge_product, in_one_kernel)
     steps = dict.fromkeys(quicken(calculator) for calculator in calculators)
@@ -129,12 +104,27 @@ def accelerate(
     return done
 
 
+def _form_weights(model: torch.nn.Module, where: str, product: str) -> str:
+    """Have convolutions form their edges' weights as ``edge_weights`` says; why they do not, if they were told to."""
+    from autotune.models import radial
+
+    if where == "whole":
+        return ""
+    fused = None if where == "auto" and product == "fp16x3" else where == "fused"
+    inside = radial.form_weights_inside(model, always_streamed=where == "streamed", product=product, fused=fused)
+    if inside or where == "auto":
+        return ""
+    return "edge weights are whole: no radial network of MACE, NequIP or SevenNet gives them"
+
+
 def _replaced(
     replacing: Replacing, parent: torch.nn.Module | None, attribute: str, name: str, module: torch.nn.Module
 ) -> Place:
     """Put a stand-in into the model if there is one."""
     kind = kind_of(module) or PRODUCTS
-    block = _block_of(parent, attribute)
+    known: tuple[ConvolutionBlock, ...] = of_packages("BLOCKS")
+    matching = (block for block in known if block.product == attribute)
+    block = next((block for block in matching if parent is not None and block.matches(parent)), None)
     found = replacing.stand_in(module, parent, block)
     if isinstance(found, str) or parent is None:
         return Place(name, repr(module), False, str(found), kind if block is None else CONVOLUTIONS)
@@ -147,12 +137,6 @@ def _replaced(
     if reason := replacing.unfused.get(module):
         detail += f"; gather and sum stay the package's: {reason}"
     return Place(name, repr(module), True, detail, kind)
-
-
-def _block_of(parent: torch.nn.Module | None, attribute: str) -> ConvolutionBlock | None:
-    """The kind of block whose product this is."""
-    matching = (block for block in known_blocks() if block.product == attribute)
-    return next((block for block in matching if parent is not None and block.matches(parent)), None)
 
 
 def restore(model: Any) -> int:
@@ -173,7 +157,7 @@ def restore(model: Any) -> int:
     originals = [child.put_back() for _, _, child in replaced]
     for (parent, name, child), original in zip(replaced, originals, strict=True):
         if isinstance(child, AcceleratedConvolution | ExchangedConvolution):
-            any(block.unfuse(parent) for block in known_blocks())
+            any(block.unfuse(parent) for block in of_packages("BLOCKS"))
         setattr(parent, name, original)
     for calculator in calculators:
         unquicken(calculator)
@@ -197,18 +181,16 @@ def _module_of(model: object) -> torch.nn.Module:
         )
     if isinstance(model, torch.nn.Module):
         return model
-    held = [module for calculator in _calculators_in(model) for module in _modules_held_by(calculator)]
+    held: list[Any] = []
+    for calculator in _calculators_in(model):
+        modules = getattr(calculator, "models", None) or getattr(calculator, "model", None)
+        held += modules if isinstance(modules, list | tuple) else [] if modules is None else [modules]
     if not held or not all(isinstance(module, torch.nn.Module) for module in held):
         raise InputError(
             f"model is of type {type(model).__name__}; expected a torch.nn.Module, or an object with one as its model "
             "or with several as its models, such as an ASE calculator"
         )
     return held[0] if len(held) == 1 else torch.nn.ModuleList(held)
-
-
-def _modules_held_by(calculator: object) -> list[Any]:
-    held = getattr(calculator, "models", None) or getattr(calculator, "model", None)
-    return list(held) if isinstance(held, list | tuple) else [] if held is None else [held]
 
 
 def _children(parent: torch.nn.Module) -> Iterator[tuple[str, torch.nn.Module]]:
@@ -249,9 +231,3 @@ def _found(model: torch.nn.Module) -> Iterator[tuple[torch.nn.Module | None, str
         for attribute, child in () if isinstance(parent, NodeStandIn) else _children(parent):
             if kind_of(child) is not None:
                 yield parent, attribute, f"{prefix}.{attribute}".lstrip("."), child
-
-
-def _sample_of(model: torch.nn.Module) -> torch.Tensor:
-    """A tensor with the model's device and dtype: its first floating-point one, else one with torch's defaults."""
-    tensors = (tensor for found in (model.parameters(), model.buffers()) for tensor in found)
-    return next((tensor for tensor in tensors if tensor.is_floating_point()), torch.empty(0))

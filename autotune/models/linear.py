@@ -328,7 +328,10 @@ class AcceleratedLinear(NodeStandIn, o3.Linear):
         parts = _parts_of_blocks(str(given), str(original.irreps_in))
         paths = _paths_of(original, parts)
         self.__dict__["form"] = BlockMatrices(paths, (original.irreps_in.dim, original.irreps_out.dim))
-        self.__dict__["biased"] = _biased(original)
+        # Offset and length of the blocks with a bias, in the order of the biases.
+        outputs = blocks_of(str(original.irreps_out))
+        blocks = (outputs[step.i_out] for step in original.instructions if step.i_in < 0)
+        self.__dict__["biased"] = tuple((block.offset, block.mul) for block in blocks)
         self._take_place_of(original)
         self.__dict__["irreps_in"], self.__dict__["instructions"] = given, _instructions(original, parts)
 
@@ -343,7 +346,8 @@ class AcceleratedLinear(NodeStandIn, o3.Linear):
             found = rows.new_zeros(len(rows), form.dims["y"])
         if self.biased:
             biases = self.bias.split([mul for _, mul in self.biased])
-            found = found + _joined_row(dict(zip(self.biased, biases, strict=True)), found)
+            blocks = {offset: bias[None] for (offset, _), bias in zip(self.biased, biases, strict=True)}
+            found = found + joined(blocks, found.shape[1], found[:1])[0]
         return found.reshape(*features.shape[:-1], found.shape[1])
 
     def __getstate__(self) -> dict[str, Any]:
@@ -352,11 +356,6 @@ class AcceleratedLinear(NodeStandIn, o3.Linear):
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         torch.nn.Module.__setstate__(self, state)
-
-
-def _joined_row(found: dict[tuple[int, int], Tensor], like: Tensor) -> Tensor:
-    """Biases by offset and length as one row, zeros elsewhere."""
-    return joined({offset: bias[None] for (offset, _), bias in found.items()}, like.shape[1], like[:1])[0]
 
 
 def _paths_of(linear: Any, parts: list[list[Block]]) -> list[Path]:
@@ -392,27 +391,13 @@ def _parts_of_blocks(given: str, joined_irreps: str) -> list[list[Block]]:
     found = []
     for whole in blocks_of(joined_irreps):
         parts: list[Block] = []
-        while (
-            sum(part.mul for part in parts) < whole.mul
-            and left
-            and left[0].text.split("x")[1] == whole.text.split("x")[1]
-        ):
+        irrep = whole.text.split("x")[1]
+        while sum(part.mul for part in parts) < whole.mul and left and left[0].text.split("x")[1] == irrep:
             parts.append(left.pop(0))
         if sum(part.mul for part in parts) != whole.mul:
             raise UnsupportedError(f"it takes {joined_irreps}, and is given {given}")
         found.append(parts)
     return found
-
-
-def _irrep(block: Block) -> str:
-    return block.text.partition("x")[2]
-
-
-def _biased(linear: Any) -> tuple[tuple[int, int], ...]:
-    """Offset and length of the blocks with a bias, in the order of the biases."""
-    outputs = blocks_of(str(linear.irreps_out))
-    blocks = [outputs[step.i_out] for step in linear.instructions if step.i_in < 0]
-    return tuple((block.offset, block.mul) for block in blocks)
 
 
 # Vectors times matrices of few kinds (a cell, a strain), one for each structure, as models read them at every edge.

@@ -34,13 +34,11 @@ def missing_search(device: torch.device) -> str:
     if device.type not in SEARCHES:
         return f"neighbours are searched on {', '.join(SEARCHES)}, not on {device.type}"
     module, package = SEARCHES[device.type]
-    return "" if _is_installed(module) else f"{package} is not installed: pip install {package}"
+    return "" if _found_spec(module) else f"{package} is not installed: pip install {package}"
 
 
-@functools.cache
-def _is_installed(module: str) -> bool:
-    """Looked up once: calculators ask in every step."""
-    return importlib.util.find_spec(module) is not None
+# Looked up once: calculators ask in every step.
+_found_spec = functools.cache(importlib.util.find_spec)
 
 
 @dataclass(frozen=True)

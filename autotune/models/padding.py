@@ -205,10 +205,8 @@ _WARM_UP = 3
 Compute = Callable[[dict[str, Tensor], Counts], dict[str, Any]]
 
 
-@functools.cache
-def _side_stream(device: torch.device) -> torch.cuda.Stream:
-    """One stream for all captures: torch's libraries keep a workspace for each stream."""
-    return torch.cuda.Stream(device)
+# By device one stream for all captures: torch's libraries keep a workspace for each stream.
+_side_stream = functools.cache(torch.cuda.Stream)
 
 
 @contextlib.contextmanager
@@ -321,7 +319,10 @@ class PaddedStep:
             if field.tensor.shape[field.axis] != length or (field.below and field.tensor.is_cpu):
                 field.check(name, real)
             buffer.narrow(field.axis, 0, length).copy_(field.tensor)
-            if _has_ghosts_of(last, field, real):
+            # Whether the buffer, filled with a graph of ``last``, has the ghosts of ``real``.
+            if last == real or (
+                last is not None and not callable(field.ghost) and getattr(last, field.per) == getattr(real, field.per)
+            ):
                 continue
             rest = buffer.narrow(field.axis, length, buffer.shape[field.axis] - length)
             if callable(field.ghost):
@@ -369,13 +370,6 @@ class PaddedStep:
             name: value.narrow(0, 0, getattr(real, self.results[name])).clone() if isinstance(value, Tensor) else value
             for name, value in found.items()
         }
-
-
-def _has_ghosts_of(last: Counts | None, field: Field, real: Counts) -> bool:
-    """Whether a buffer that was filled with a graph of ``last`` has the ghosts of ``real``."""
-    if last is None or callable(field.ghost):
-        return last == real
-    return getattr(last, field.per) == getattr(real, field.per)
 
 
 # Determinants of cells without a solver library.

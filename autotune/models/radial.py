@@ -1,11 +1,10 @@
 """Finds the blocks whose radial network gives the weights of a convolution, and moves the last layer over there.
 
-Every file of ``packages/`` may have ``RADIAL_BLOCKS``: its kinds of such blocks.
+A package's file may have ``RADIAL_BLOCKS``: its kinds of such blocks.
 """
 
 from __future__ import annotations
 
-import functools
 import itertools
 from typing import Any, NamedTuple
 
@@ -37,11 +36,6 @@ class RadialBlock(NamedTuple):
         return any(module == self.module and name in self.names for module, name in kinds)
 
 
-@functools.cache
-def _known() -> tuple[RadialBlock, ...]:
-    return tuple(one for found in of_packages("RADIAL_BLOCKS") for one in found)
-
-
 def form_weights_inside(model: torch.nn.Module, **how: Any) -> int:
     """Have convolutions form the weights of their edges; the number of those that do.
 
@@ -49,7 +43,7 @@ def form_weights_inside(model: torch.nn.Module, **how: Any) -> int:
     """
     count = 0
     for block in list(model.modules()):
-        for kind in _known():
+        for kind in of_packages("RADIAL_BLOCKS"):
             if kind.matches(block):
                 convolution, network = block.get_submodule(kind.convolution), block.get_submodule(kind.network)
                 if isinstance(convolution, AcceleratedConvolution) and shorten(network):
@@ -72,7 +66,7 @@ def undo_weights_inside(model: torch.nn.Module) -> None:
 
 # By module and name of a network's class: its subclass, in a module that imports the package.
 _SHORTENED = {
-    ("e3nn.nn._fc", "FullyConnectedNet"): "autotune.models.e3nn_network:ShortenedFullyConnectedNet",
+    ("e3nn.nn._fc", "FullyConnectedNet"): "autotune.models.radial:ShortenedFullyConnectedNet",
     ("mace.modules.radial", "RadialMLP"): "autotune.models.mace.patched:ShortenedRadialMLP",
     ("nequip.nn.mlp", "ScalarMLPFunction"): "autotune.models.nequip.patched:ShortenedScalarMLP",
 }
@@ -245,3 +239,23 @@ class AcceleratedCutoff(NodeStandIn):
         (x,) = draw((64,))
         x = torch.sigmoid(x) * getattr(self.original, "cutoff_length", 1.0)
         return self.forward(x), self.original.forward(x)
+
+
+# e3nn's ``FullyConnectedNet`` without its last layer, which a convolution multiplies by.
+
+
+class ShortenedFullyConnectedNet(FullyConnectedNet):
+    """Gives what goes into the last layer."""
+
+    stops_early = property(can_stop_early)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """x [edges, inputs] -> [edges, hidden]; all layers' output once the last one cannot be left out."""
+        for layer in list(self._modules.values())[: -1 if self.stops_early else None]:
+            x = layer(x)
+        return x
+
+    def matrix(self) -> Tensor:
+        """[hidden, weights]."""
+        *_, last = self._modules.values()
+        return last.weight / (last.h_in * last.var_in / last.var_out) ** 0.5

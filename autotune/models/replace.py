@@ -36,7 +36,7 @@ from kernelgen.problem.product import problem_of
 
 # What :func:`autotune.accelerate` must know of a package's block that gathers, multiplies and sums.
 #
-# Every file of ``packages/`` has ``BLOCKS``: its kinds of block. A block keeps its identity, parameters, hooks and
+# Every package's file has ``BLOCKS``: its kinds of block. A block keeps its identity, parameters, hooks and
 # names in checkpoints; only its product is replaced by a convolution, and the block is told to call that.
 
 
@@ -120,10 +120,9 @@ def home_of(kind: type) -> str:
     return name.partition(">.")[2] if name.startswith("<torch_package_") else name
 
 
-@functools.cache
-def known_blocks() -> tuple[ConvolutionBlock, ...]:
-    """The blocks of all packages."""
-    return tuple(block for blocks in of_packages("BLOCKS") for block in blocks)
+def full_name(kind: type) -> str:
+    """``module.Class``, the module as :func:`home_of` gives it."""
+    return f"{home_of(kind)}.{kind.__qualname__}"
 
 
 # What :func:`autotune.accelerate` must know of a package's own product, one that is no module of e3nn's.
@@ -146,7 +145,7 @@ class PackageStandIn(StandIn, NoTorchScript):
 
 @dataclass(frozen=True)
 class PackageProduct:
-    """The value ``PRODUCT`` of a package's file.
+    """One of ``PACKAGE_PRODUCTS`` of a package's file.
 
     why_it_stays: of a module, the reason; empty if it can be replaced; None if it is no such product. kind: the words
     for it in the table of ``accelerate``.
@@ -157,14 +156,10 @@ class PackageProduct:
     kind: str = PRODUCTS
 
 
-@functools.cache
-def _known_products() -> tuple[PackageProduct, ...]:
-    return of_packages("PRODUCT")
-
-
 def product_of(module: torch.nn.Module) -> PackageProduct | None:
     """The package's product that a module is, if any."""
-    return next((product for product in _known_products() if product.why_it_stays(module) is not None), None)
+    known: tuple[PackageProduct, ...] = of_packages("PACKAGE_PRODUCTS")
+    return next((product for product in known if product.why_it_stays(module) is not None), None)
 
 
 TunedStandIn: TypeAlias = AcceleratedProduct | AcceleratedConvolution | AcceleratedHarmonics | PackageStandIn
@@ -189,8 +184,7 @@ def is_of(module: torch.nn.Module, kind: type[torch.nn.Module]) -> bool:
 
 def e3nn_class(module: torch.nn.Module, kind: type[torch.nn.Module]) -> type | None:
     """That class of e3nn among the module's own: the installed e3nn's, or that of a torch.package (NequIP's files)."""
-    name = (kind.__module__, kind.__qualname__)
-    return next((base for base in type(module).__mro__ if (home_of(base), base.__qualname__) == name), None)
+    return next((base for base in type(module).__mro__ if full_name(base) == full_name(kind)), None)
 
 
 def kind_of(module: torch.nn.Module) -> str | None:
@@ -363,8 +357,8 @@ def compared(found: torch.Tensor, wanted: torch.Tensor, whose: str = "e3nn") -> 
 
 # Equitune's convolution in blocks that a package's conversion gave another library's (cuEquivariance, for one).
 #
-# The other parts of the conversion stay, such as cuEquivariance's symmetric contraction. Every file of ``packages/``
-# may have ``EXCHANGES``: its kinds of such blocks.
+# The other parts of the conversion stay, such as cuEquivariance's symmetric contraction. A package's file may have
+# ``EXCHANGES``: its kinds of such blocks.
 
 
 class ExchangedConvolution(StandIn, TensorProductConv):
@@ -398,15 +392,10 @@ class Exchange(ABC):
         """Have the block call its product with the graph."""
 
 
-@functools.cache
-def _known() -> tuple[Exchange, ...]:
-    return tuple(one for found in of_packages("EXCHANGES") for one in found)
-
-
 def exchange_all(model: torch.nn.Module, replacing: Replacing) -> Iterator[Place]:
     """Exchange every such convolution of a model, in place."""
     for name, block in list(model.named_modules()):
-        for kind in _known():
+        for kind in of_packages("EXCHANGES"):
             if library := kind.library(block):
                 yield _exchanged(replacing, kind, block, f"{name}.{kind.product}".lstrip("."), library)
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextvars import ContextVar
 from typing import Any, NamedTuple
 
@@ -80,14 +80,7 @@ def species_of(node_attrs: Tensor) -> Species | None:
     """
     if node_attrs.requires_grad or not is_eager(node_attrs):
         return None
-    known = _KNOWN.find(node_attrs, node_attrs)
-    if known is None:
-        return _found(node_attrs)
-    stream = torch.cuda.current_stream(node_attrs.device).cuda_stream if node_attrs.is_cuda else 0
-    if stream not in known.facts:
-        with torch.inference_mode(False):
-            known.facts[stream] = _found(node_attrs)
-    return known.facts[stream]
+    return _found_once(node_attrs, (), lambda: _found(node_attrs))
 
 
 def types_of(types: Tensor, count: int) -> tuple[Species, Tensor]:
@@ -96,14 +89,18 @@ def types_of(types: Tensor, count: int) -> tuple[Species, Tensor]:
     On a CPU types are numbered anew, those that occur alone. On a GPU there are as many numbers as types, or as so few
     nodes may have; those that do not occur have node 0.
     """
-    known = _KNOWN.find(types, types)
+    return _found_once(types, ("types", count), lambda: _by_types(types, count))
+
+
+def _found_once(nodes: Tensor, key: tuple[Any, ...], find: Callable[[], Any]) -> Any:
+    """What is found of a tensor, once on each stream."""
+    known = _KNOWN.find(nodes, nodes)
     if known is None:
-        return _by_types(types, count)
-    stream = torch.cuda.current_stream(types.device).cuda_stream if types.is_cuda else 0
-    key = ("types", count, stream)
+        return find()
+    key = (*key, torch.cuda.current_stream(nodes.device).cuda_stream if nodes.is_cuda else 0)
     if key not in known.facts:
         with torch.inference_mode(False):
-            known.facts[key] = _by_types(types, count)
+            known.facts[key] = find()
     return known.facts[key]
 
 

@@ -7,6 +7,7 @@ generated code.
 
 from __future__ import annotations
 
+import functools
 import importlib
 import warnings
 import weakref
@@ -232,18 +233,14 @@ class AcceleratedHarmonics(StandIn, SphericalHarmonics):
 
 
 # What Equitune knows of each package. These files import those that ask for it, so they load when they are asked.
-PACKAGES = (
-    "autotune.models.nequip.allegro",
-    "autotune.models.mace.package",
-    "autotune.models.nequip.package",
-    "autotune.models.sevennet.package",
-)
+PACKAGES = ("autotune.models.mace.package", "autotune.models.nequip.package", "autotune.models.sevennet.package")
 
 
+@functools.cache
 def of_packages(name: str) -> tuple[Any, ...]:
-    """What the files of all packages call ``name``, such as ``BLOCKS``; not every file has each."""
+    """What the files of all packages have in the tuple ``name``, such as ``BLOCKS``; not every file has each."""
     modules = (importlib.import_module(home) for home in PACKAGES)
-    return tuple(getattr(module, name) for module in modules if hasattr(module, name))
+    return tuple(value for module in modules for value in getattr(module, name, ()))
 
 
 # What :func:`autotune.accelerate` did to a model, as a table.

@@ -15,8 +15,7 @@ import torch
 from autotune import paths
 from autotune.errors import ConfigError, unknown_name
 from autotune.models.mace.package import Mace
-from autotune.models.nequip.allegro import Allegro
-from autotune.models.nequip.package import NequIP
+from autotune.models.nequip.package import Allegro, NequIP
 from autotune.models.package import Outputs, Package, default_dtype, dtype_of, quietly
 from autotune.models.sevennet.package import SevenNet
 from autotune.workload.config import load_graphs
@@ -246,14 +245,6 @@ def models_here() -> list[str]:
     wheel = importlib.util.find_spec("sevenn")
     folder = Path(wheel.origin or "").parent / "pretrained_potentials" if wheel else Path("none")
     return [*published, *map(str, sorted(folder.glob("*/*.pth")))]
-
-
-def find_published(name: str) -> PublishedModel:
-    """ConfigError with the nearest name if there is none."""
-    known = published_models()
-    if name not in known:
-        raise ConfigError(unknown_name("model", name, known))
-    return known[name]
 
 
 def _model(name: str, tables: dict[str, Any]) -> PublishedModel:

@@ -263,15 +263,12 @@ def hold_out(study: Trials, others: Sequence[Entry], trees: Trees) -> Held:
         and winner_of(other) is not None
     ]
     known.sort(key=lambda other: _distance(study, other))
-    pool = _legal_pool(study, [winner for other in known if (winner := winner_of(other)) is not None])
+    winners = [winner for other in known if (winner := winner_of(other)) is not None]
+    schedules = predicted.winners_for(study.spec, study.graph_class, winners)
+    pool = list(predicted.planned(study.spec, predicted.pool_of(study.spec, study.graph_class, schedules)))
     order = predicted.ranked(trees, study.spec, study.graph_class, pool)
     tried = predicted.ranked(trees, study.spec, study.graph_class, study.times_us)
     return Held(study, pool, order, tried)
-
-
-def _legal_pool(study: Trials, winners: Sequence[Winner]) -> list[CudaSchedule]:
-    schedules = predicted.winners_for(study.spec, study.graph_class, winners)
-    return list(predicted.planned(study.spec, predicted.pool_of(study.spec, study.graph_class, schedules)))
 
 
 def _distance(study: Trials, other: Entry) -> tuple[bool, bool, float, bool, float]:

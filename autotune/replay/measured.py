@@ -109,17 +109,14 @@ def groups_of(choices: Sequence[Choice], say: Callable[[str], None]) -> list[Gro
     estimates = {fit.name_of(one.entry): one for one in choices if not one.cost.measured}
     groups = []
     for same, workload in workloads_of(one.entry for one in estimates.values()):
-        reason = str(workload) if isinstance(workload, EquituneError) else _other_class(workload, same[0])
-        if isinstance(workload, EquituneError) or reason:
-            say(f"{same[0].label}: estimates skipped: {len(same)}, {reason}")
+        skipped = f"{same[0].label}: estimates skipped: {len(same)}, "
+        if isinstance(workload, EquituneError):
+            say(f"{skipped}{workload}")
+        elif (found := workload.graph_class().text) != same[0].graph_class:
+            say(f"{skipped}graph {workload.graph.name!r} has class {found} here")
         else:
             groups.append(Group(workload, tuple(estimates[fit.name_of(entry)] for entry in same)))
     return sorted(groups, key=lambda group: max(one.cost.ratio for one in group.choices), reverse=True)
-
-
-def _other_class(workload: Workload, entry: Entry) -> str:
-    found = workload.graph_class().text
-    return "" if found == entry.graph_class else f"graph {workload.graph.name!r} has class {found} here"
 
 
 def measure_choices(

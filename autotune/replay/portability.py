@@ -83,7 +83,11 @@ class Report:
 
         Of an untuned default the compiler's first report is all there is, so it counts against the limit alone.
         """
-        return tuple(found for found in self.findings if _spills_too_much(found, self.facts))
+        return tuple(
+            found
+            for found in self.findings
+            if why_hopeless({"spill_bytes": found.spill_bytes}, found.kernel.tuned, self.facts) is not None
+        )
 
 
 def check_arch(
@@ -152,10 +156,6 @@ def examine(kernel: PortableKernel, facts: DeviceFacts) -> Finding:
     shared = dynamic + needs["shared_bytes"]
     finding = Finding(kernel, needs["registers"], needs["spill_bytes"], shared)
     return dataclasses.replace(finding, fault="; ".join(_faults(finding, threads, facts)))
-
-
-def _spills_too_much(found: Finding, facts: DeviceFacts) -> bool:
-    return why_hopeless({"spill_bytes": found.spill_bytes}, found.kernel.tuned, facts) is not None
 
 
 def _faults(finding: Finding, threads: int, facts: DeviceFacts) -> Iterator[str]:

@@ -21,7 +21,6 @@ from types import MappingProxyType
 from typing import Any
 
 from autotune.database import trials as trial_archive
-from autotune.database import trials as trial_records
 from autotune.database.entry import Entry
 from autotune.database.store import replace_file
 from autotune.errors import ConfigError, StudyError, unknown_name
@@ -145,7 +144,7 @@ def replay(
 
     found = {sampler: searched(sampler) for sampler in samplers}
     moved = {name: {"starts": len(starts), **searched(OWN, starts)} for name, starts in transfers.items() if starts}
-    facts = (
+    facts = [
         "study",
         "label",
         "problem",
@@ -156,10 +155,10 @@ def replay(
         "graph",
         "graph_class",
         "generator",
-    )
+    ]
     return {
         "record": record.path.stem,
-        **{key: record.header[key] for key in facts},
+        **{key: record.header[key] for key in (*facts, "generator")},
         "device": record.header["device"]["slug"],
         "space_size": len(record.space.lines),
         "best_us": record.best_us,
@@ -248,9 +247,8 @@ def _counts_text(counts: Sequence[int | None], most: int) -> str:
 # Measure every legal schedule of a restricted space, to replay samplers later without a device.
 #
 # A config with a ``[record.BACKEND]`` table gives ``results/record/DEVICE/STUDY.jsonl``, one file per direction of
-# every
-# workload: a header line that says what was measured, then trial records as in a search, without raw samples. Nothing
-# is pruned or published. Records on the disk are not measured again.
+# every workload: a header line that says what was measured, then trial records as in a search, without raw samples.
+# Nothing is pruned or published. Records on the disk are not measured again.
 
 # Fields of the header that must agree for a run to continue a record.
 SAME = ("generator", "knobs", "default")
@@ -272,7 +270,7 @@ def record(config: TuneConfig, device: str, results_dir: Path, progress: Progres
             worker.launch()
             for direction in workload.directions:
                 space = space_of(workload, direction, facts).restricted(restriction.choices(direction))
-                path = trial_records.study_path(results_dir, facts.slug, study_name(workload, direction), "record")
+                path = trial_archive.study_path(results_dir, facts.slug, study_name(workload, direction), "record")
                 if _record(workload, direction, space, path, worker, progress) == "interrupted":
                     progress.note("interrupted; to continue, run the same command again")
                     return complete
@@ -329,7 +327,7 @@ def _write_header(path: Path, wanted: dict[str, Any]) -> None:
     """Start the file, or check that it was started for the same space and generator."""
     lines = trial_archive.read_study(path)
     if not lines:
-        trial_records.append(path, wanted)
+        trial_archive.append(path, wanted)
         return
     differing = [key for key in SAME if lines[0].get(key) != wanted[key]]
     if differing:
@@ -384,17 +382,14 @@ class Record:
 
     def transfers(self, entries: Iterable[Entry]) -> dict[str, list[Knobs]]:
         """The tuner's starting points from entries of other problems only, or also of other graphs of this problem."""
-        head = self.header
+        head, entries = self.header, list(entries)
         others = [entry for entry in entries if entry.problem != head["problem"]]
-        known = {
-            "other problems": others,
-            "other graphs too": [*others, *(e for e in entries if self._is_another_graph(e))],
-        }
+        graphs = [
+            entry for entry in entries if entry.problem == head["problem"] and entry.graph_class != head["graph_class"]
+        ]
+        known = {"other problems": others, "other graphs too": [*others, *graphs]}
         graph_class = GraphClass.parse(head["graph_class"])
         return {name: starting_points(self.space, graph_class, found) for name, found in known.items()}
-
-    def _is_another_graph(self, entry: Entry) -> bool:
-        return entry.problem == self.header["problem"] and entry.graph_class != self.header["graph_class"]
 
 
 def load_record(path: Path) -> Record:

@@ -153,8 +153,8 @@ NOT_OURS = ("ModuleNotFoundError", "Weights only load failed", "x is torch.float
 
 
 def texts_of_sources() -> str:
-    """Every text in the code of the packages, one a line, with a tab in the place of each value."""
-    texts = []
+    """Every text in the code of the packages, one a line, with a tab in the place of each value; and C++ as it is."""
+    texts = [path.read_text() for path in (ROOT / "kernelgen").rglob("*.cpp")]
     for path in (path for package in ("kernelgen", "autotune") for path in (ROOT / package).rglob("*.py")):
         for node in ast.walk(ast.parse(path.read_text())):
             parts = node.values if isinstance(node, ast.JoinedStr) else [node]

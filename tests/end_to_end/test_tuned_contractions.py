@@ -18,7 +18,7 @@ from autotune.compare.peers import symmetric_contraction as contraction_peers
 from autotune.compare.peers.peer import Peer
 from autotune.database.store import Database, database_path
 from autotune.errors import PeerError, WorkerError
-from autotune.measure import reference_contraction as contraction_reference
+from autotune.measure import references as contraction_reference
 from autotune.measure.kinds import measured_kind, space_of
 from autotune.measure.trial import TrialJob, TrialSetting, equivariance_error
 from autotune.report import write_reports

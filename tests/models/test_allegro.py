@@ -23,7 +23,7 @@ from autotune.bench.contenders import build
 from autotune.bench.session import errors_of, values_of
 from autotune.errors import PeerError
 from autotune.models.accelerate import accelerate, restore
-from autotune.models.nequip.allegro import AcceleratedContracter
+from autotune.models.nequip.package import AcceleratedContracter
 from autotune.models.package import default_dtype
 from autotune.models.whole_model import WholeModel, package_of
 from kernelgen.errors import UnsupportedError

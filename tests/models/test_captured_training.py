@@ -12,7 +12,7 @@ from model_cases import gradients, imidazole, needs, small_model
 
 from autotune import accelerate, capture_training
 from autotune.bench.contenders import captured_form
-from autotune.models.capture_training import Real
+from autotune.models.capture import Real
 from autotune.models.whole_model import open_made
 from kernelgen.errors import InputError, UnsupportedError
 

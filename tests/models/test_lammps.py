@@ -66,9 +66,9 @@ class Package:
 PACKAGES = {
     # Wider features than the plugin sends at a time.
     "mace": Package({"hidden": "20x0e+20x1o"}, of_mace, "mace.use"),
-    "nequip": Package({"num_layers": 2}, of_nequip, "nequip.lammps"),
+    "nequip": Package({"num_layers": 2}, of_nequip, "nequip.use"),
     # It sends nothing between ranks.
-    "allegro": Package({"num_layers": 1, "l_max": 1}, of_nequip, "nequip.lammps"),
+    "allegro": Package({"num_layers": 1, "l_max": 1}, of_nequip, "nequip.use"),
     "sevennet": Package(
         {"num_convolution_layer": 2, "irreps_manual": ["8x0e", "8x0e+4x1e+2x2e", "8x0e"]}, of_sevennet, "sevennet.use"
     ),

@@ -52,7 +52,7 @@ write_dump all custom begin.txt id proc x y z fx fy fz modify sort id format flo
 run {steps}
 write_dump all custom end.txt id proc x y z fx fy fz modify sort id format float %.9g
 """
-INTEGRATIONS = {"mace": "mace.use", "sevennet": "sevennet.use", "nequip": "nequip.lammps", "allegro": "nequip.lammps"}
+INTEGRATIONS = {"mace": "mace.use", "sevennet": "sevennet.use", "nequip": "nequip.use", "allegro": "nequip.use"}
 
 
 def run(folder: Path, atoms: Atoms, ranks: int, given: argparse.Namespace) -> dict[str, Any]:

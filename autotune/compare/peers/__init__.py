@@ -11,8 +11,8 @@ from dataclasses import dataclass
 
 import torch
 
-from autotune.compare.peers import cuequivariance, e3nn, openequivariance, radial_convolution, symmetric_contraction
-from autotune.compare.peers.harmonics import HARMONICS_ADAPTERS, VECTORS_ADAPTERS
+from autotune.compare.peers import cuequivariance, e3nn, openequivariance, symmetric_contraction
+from autotune.compare.peers.others import HARMONICS_ADAPTERS, RADIAL_ADAPTERS, VECTORS_ADAPTERS
 from autotune.compare.peers.peer import PEER_TOLERANCE, Adapter, CheckedPasses, Peer, Product, Task
 from autotune.measure.operations import AutogradPasses
 from autotune.measure.references import Reference
@@ -24,7 +24,7 @@ ADAPTERS: tuple[Adapter, ...] = (
     *cuequivariance.ADAPTERS,
     *VECTORS_ADAPTERS,
     *openequivariance.ADAPTERS,
-    *radial_convolution.ADAPTERS,
+    *RADIAL_ADAPTERS,
     *HARMONICS_ADAPTERS,
     *symmetric_contraction.ADAPTERS,
 )

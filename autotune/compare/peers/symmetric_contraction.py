@@ -19,7 +19,7 @@ from autotune.compare.peers import cuequivariance as cuequivariance_peer
 from autotune.compare.peers.peer import Adapter, Product, Task, needs
 from autotune.errors import PeerError
 from autotune.measure.operations import Call
-from autotune.measure.reference_contraction import EXACT, by_component, contract, contraction_of, from_component
+from autotune.measure.references import EXACT, by_component, contract, contraction_of, from_component
 from autotune.workload.workload import DTYPES
 from kernelgen.arithmetic.contraction_couplings import polynomials
 from kernelgen.problem.contraction import ContractionProblem

@@ -40,6 +40,7 @@ from autotune.models.replace import (
     PackageStandIn,
     check_e3nn,
     e3nn_class,
+    full_name,
     home_of,
 )
 from autotune.models.species import SpeciesProduct, elements_of, types_of
@@ -109,7 +110,11 @@ class AcceleratedContraction(PackageStandIn):
             if len(members) < len(given[0]):
                 occurring = elements.index_select(0, members)
                 given, elements = [weight.index_select(0, occurring) for weight in given], species.elements
-        return self.contraction.contract(x, self._in_basis(given), elements)
+        # MACE's weights, of all blocks and degrees, as weights of the basis.
+        weights = torch.cat(given, dim=1)
+        with without_autocast(weights):
+            weights = torch.matmul(self._matrix(weights), weights)
+        return self.contraction.contract(x, weights, elements)
 
     def _of_original(self, x: Tensor, y: Tensor) -> Tensor:
         """What MACE's own module gives: for node attributes of which it weighs several elements, and where calling its
@@ -122,12 +127,6 @@ class AcceleratedContraction(PackageStandIn):
         components = x.view(x.shape[0], self.problem.dim_in, self.problem.channels)
         out = self.original.forward(components.transpose(1, 2).contiguous(), y)
         return relayout(out, str(self.original.irreps_out), "mul_ir", "ir_mul")
-
-    def _in_basis(self, given: list[Tensor]) -> Tensor:
-        """MACE's weights, of all blocks and degrees, as weights of the basis."""
-        weights = torch.cat(given, dim=1)
-        with without_autocast(weights):
-            return torch.matmul(self._matrix(weights), weights)
 
     def _matrix(self, like: Tensor) -> Tensor:
         """[polynomials of the basis, MACE's]."""
@@ -183,13 +182,6 @@ def _holders(original: Any) -> Iterator[torch.nn.Module]:
     """The parts of MACE's module that hold its weights."""
     for contraction in original.contractions:
         yield from (contraction, contraction.weights)
-
-
-def why_contraction_stays(original: torch.nn.Module) -> str:
-    """Why MACE's module cannot be replaced whatever it computes; empty if it can."""
-    if "forward" in original.__dict__:
-        return "it has a forward of its own"
-    return "its parts have hooks, which may make their weights" if any(map(has_hooks, _holders(original))) else ""
 
 
 def _parts(original: Any) -> Iterator[tuple[Tensor, int, int]]:
@@ -305,24 +297,20 @@ class ConvertedBlock(Exchange):
 _INTERACTION = InteractionBlock()
 
 
-def block_of(block: torch.nn.Module) -> InteractionBlock | None:
-    """The kind of an interaction block with e3nn's product in it."""
-    return _INTERACTION if _INTERACTION.matches(block) else None
-
-
 def contraction_of_mace(module: torch.nn.Module) -> str | None:
     """Empty for MACE's symmetric contraction, the reason for one that must stay; None for any other module."""
-    kind = type(module)
-    if (home_of(kind), kind.__qualname__) != ("mace.modules.symmetric_contraction", "SymmetricContraction"):
+    if full_name(type(module)) != "mace.modules.symmetric_contraction.SymmetricContraction":
         return None
-    return why_contraction_stays(module)
+    if "forward" in module.__dict__:
+        return "it has a forward of its own"
+    return "its parts have hooks, which may make their weights" if any(map(has_hooks, _holders(module))) else ""
 
 
 BLOCKS = (_INTERACTION,)
 # MACE multiplies what the network gives by a cutoff, which may as well multiply what goes into its last layer.
 RADIAL_BLOCKS = (RadialBlock(InteractionBlock.module, InteractionBlock.names, "conv_tp_weights", "conv_tp"),)
 EXCHANGES = (ConvertedBlock(),)
-PRODUCT = PackageProduct(contraction_of_mace, AcceleratedContraction, CONTRACTIONS)
+PACKAGE_PRODUCTS = (PackageProduct(contraction_of_mace, AcceleratedContraction, CONTRACTIONS),)
 
 
 # MACE's models in layout ``ir_mul``: every module between two convolutions, and the descriptors that a model gives.
@@ -400,13 +388,12 @@ def _linear(module: torch.nn.Module) -> type[AcceleratedLinear]:
 
 
 def _parts_of_interaction(block: Any, prefix: str) -> Iterator[Part]:
-    kind = block_of(block)
-    if kind is None:
+    if not _INTERACTION.matches(block):
         raise UnsupportedError(f"{prefix.rstrip('.')} is a {type(block).__name__}, or its product is not e3nn's")
-    _check_class(block, kind.names)
+    _check_class(block, _INTERACTION.names)
     convolution = functools.partial(MaceConvolution, layout="ir_mul")
     check_e3nn(block.conv_tp, o3.TensorProduct)
-    yield Part(block, "conv_tp", f"{prefix}conv_tp", CONVOLUTIONS, convolution, kind)
+    yield Part(block, "conv_tp", f"{prefix}conv_tp", CONVOLUTIONS, convolution, _INTERACTION)
     yield Part(block, "reshape", f"{prefix}reshape", ARRANGEMENTS, FlatFeatures)
     yield from _other_parts(block, prefix, ("conv_tp", "reshape"))
 
@@ -516,9 +503,6 @@ class CapturableMace(CapturablePackage):
             fields[name] = Field(inputs[name].detach(), "graphs" if spec["per"] == "graph" else "atoms", 0)
         return fields, counts
 
-    def compute(self, model: Any, given: dict[str, Tensor], size: Counts, options: Mapping[str, Any]) -> dict[str, Any]:
-        return model(given, **options)
-
     def training_options(self, options: Mapping[str, Any]) -> Mapping[str, Any]:
         return {**options, "training": True}
 
@@ -533,6 +517,7 @@ class CapturableMace(CapturablePackage):
 
 
 CAPTURABLE = CapturableMace()
+CAPTURED = (CAPTURABLE,)
 
 
 def extended_cell(graph: AtomicGraph, cutoff: float | Tensor) -> Tensor:
@@ -651,9 +636,6 @@ class Mace(Package):
             training = True
         out = model(given, training=training, compute_force=True, compute_stress=stress)
         return Outputs(out["energy"], out["forces"], out["stress"] if stress else None, out.get("node_energy"))
-
-    def edges(self, inputs: dict[str, Any]) -> torch.Tensor:
-        return inputs["edge_index"]
 
     def accelerated(self, model: torch.nn.Module, peer: str, device: str) -> torch.nn.Module:
         # Without the number: its conversion to cuEquivariance fuses the convolution only for "cuda".

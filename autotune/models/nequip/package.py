@@ -9,22 +9,33 @@ from __future__ import annotations
 import functools
 import tempfile
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
 
 import torch
 from torch import Tensor
 
+from autotune.database.lookup import Tuning
 from autotune.errors import PeerError
 from autotune.models.capture import CapturablePackage, along_x, cube
-from autotune.models.gate import IrMulGate
-from autotune.models.layout import ModelLayout, Part, check_same, outline
+from autotune.models.layout import IrMulGate, ModelLayout, Part, check_same, outline
 from autotune.models.linear import AcceleratedLinear
 from autotune.models.neighbors import AtomicGraph
 from autotune.models.package import Outputs, Package, Parameters, converted, default_dtype, numbers_of
 from autotune.models.padding import Counts, Field, Fields, ghost_atoms, ghost_ends
 from autotune.models.radial import AcceleratedCutoff, RadialBlock, is_cutoff
-from autotune.models.replace import RetypedBlock, check_e3nn, e3nn_class, home_of, retype, take_type_back
+from autotune.models.replace import (
+    PackageProduct,
+    PackageStandIn,
+    RetypedBlock,
+    check_e3nn,
+    e3nn_class,
+    full_name,
+    home_of,
+    retype,
+    take_type_back,
+)
 from autotune.models.species import SpeciesProduct, TypedProduct
 from autotune.models.stand_ins import (
     ARRANGEMENTS,
@@ -35,11 +46,13 @@ from autotune.models.stand_ins import (
     AcceleratedConvolution,
     has_hooks,
 )
-from kernelgen.compat import Gate, o3
+from autotune.modules.product import TensorProduct
+from kernelgen.compat import Gate, o3, runs_eagerly
 from kernelgen.errors import InputError, UnsupportedError
 
 if TYPE_CHECKING:
     from ase import Atoms
+
 
 # NequIP's ``TensorProductScatter``, and the block around it with the radial network.
 #
@@ -70,8 +83,7 @@ _OF_EDGES = {
     name: f"autotune.models.nequip.patched:Batched{name}"
     for name in ("SphericalHarmonicEdgeAttrs", "EdgeLengthNormalizer")
 }
-_SEQUENCE = (f"{_HOME}_graph_mixin", "SequentialGraphNetwork")
-_LAYER = (f"{_HOME}convnetlayer", "ConvNetLayer")
+_SEQUENCE, _LAYER = f"{_HOME}_graph_mixin.SequentialGraphNetwork", f"{_HOME}convnetlayer.ConvNetLayer"
 # Modules that hold no node features, or scalars alone.
 _INDIFFERENT = (
     *("NodeTypeEmbed", "SphericalHarmonicEdgeAttrs", "EdgeLengthNormalizer", "BesselEdgeLengthEncoding", "ApplyFactor"),
@@ -96,8 +108,7 @@ class NequIPLayout(ModelLayout):
     """NequIP's sequence of modules with convolution layers in it."""
 
     def matches(self, model: torch.nn.Module) -> bool:
-        is_sequence = (home_of(type(model)), type(model).__qualname__) == _SEQUENCE
-        return is_sequence and any(_is_layer(module) for module in model._modules.values())
+        return full_name(type(model)) == _SEQUENCE and any(_is_layer(module) for module in model._modules.values())
 
     def parts(self, model: Any) -> Iterator[Part]:
         features, types = None, _types_of(model)
@@ -125,7 +136,7 @@ class NequIPLayout(ModelLayout):
 
 
 def _is_layer(module: Any) -> bool:
-    return (home_of(type(module)), type(module).__qualname__) == _LAYER and "forward" not in module.__dict__
+    return full_name(type(module)) == _LAYER and "forward" not in module.__dict__
 
 
 def _types_of(model: Any) -> int:
@@ -255,9 +266,6 @@ class CapturableNequIP(CapturablePackage):
         }
         return fields, Counts(atoms, count, graphs)
 
-    def compute(self, model: Any, given: dict[str, Tensor], size: Counts, options: Mapping[str, Any]) -> dict[str, Any]:
-        return model(given, **options)
-
     def moving(self, model: Any, graph: AtomicGraph) -> dict[str, Tensor]:
         return {
             "pos": graph.positions,
@@ -274,11 +282,10 @@ class CapturableNequIP(CapturablePackage):
 
 
 CAPTURABLE = CapturableNequIP()
+CAPTURED = (CAPTURABLE,)
 
 
 # NequIP: its GNN model and its modifiers for OpenEquivariance and cuEquivariance.
-
-_MODIFIERS = {"cuequivariance": "enable_CuEquivariance", "openequivariance": "enable_OpenEquivariance"}
 
 
 class NequIP(Package):
@@ -288,9 +295,12 @@ class NequIP(Package):
     modules: ClassVar[tuple[str, ...]] = ("nequip", "lightning")
     install = "nequip==0.19.1"
     captured = True
-    modifiers: ClassVar[Mapping[str, str]] = _MODIFIERS
-    peers = tuple(_MODIFIERS)
-    compiled: ClassVar[Mapping[str, tuple[str, ...]]] = {"aotinductor": ("stock", *_MODIFIERS)}
+    modifiers: ClassVar[Mapping[str, str]] = {
+        "cuequivariance": "enable_CuEquivariance",
+        "openequivariance": "enable_OpenEquivariance",
+    }
+    peers = tuple(modifiers)
+    compiled: ClassVar[Mapping[str, tuple[str, ...]]] = {"aotinductor": ("stock", *modifiers)}
     neighbor_function = ("nequip.data.transforms.neighborlist", "compute_neighborlist_")
     dtype_of_data = torch.float64
 
@@ -377,9 +387,6 @@ class NequIP(Package):
         found = out["stress"].reshape(-1, 3, 3) if stress else None
         return Outputs(out["total_energy"].reshape(-1), out["forces"], found, out["atomic_energy"].reshape(-1))
 
-    def edges(self, inputs: dict[str, Any]) -> torch.Tensor:
-        return inputs["edge_index"]
-
     def accelerated(self, model: torch.nn.Module, peer: str, device: str) -> torch.nn.Module:
         from nequip.model.modify_utils import modify
 
@@ -436,3 +443,137 @@ class AotInductorModel(torch.nn.Module):
         if self.training:
             raise PeerError("a file of AOTInductor has no gradients of weights")
         return self.compiled(data)
+
+
+# Allegro's ``Contracter``: a product of channels with the same number, with shared weights by path.
+#
+# Read in nequip-allegro 0.8.3, ``allegro/nn/_strided/_contract.py`` and ``allegro/nn/_allegro.py``. Its tensors are
+# *strided*, ``[rows, channels, components of all irreps]``: the transpose of layout ``ir_mul``.
+
+_AGAIN = object()
+_OTHER_FORMS = {"TritonContracter": "Triton", "CuEquivarianceContracter": "cuEquivariance"}
+
+
+class AcceleratedContracter(PackageStandIn):
+    """Replaces one ``Contracter``."""
+
+    original: Any
+    product: TensorProduct
+
+    def __init__(self, original: Any, *, strict: bool | None = None, deterministic: bool = False) -> None:
+        super().__init__()
+        irreps = (original.irreps_in1, original.irreps_in2, original.irreps_out)
+        irreps_in1, irreps_in2, irreps_out = ("+".join(f"{original.mul}x{ir}" for _, ir in found) for found in irreps)
+        product = TensorProduct(
+            irreps_in1,
+            irreps_in2,
+            irreps_out,
+            [(*path, "uuu", True) for path in _allegro_paths(original)],
+            irrep_normalization="none" if original.irrep_normalization is None else original.irrep_normalization,
+            path_normalization="none",
+            internal_weights=False,
+            shared_weights=True,
+            layout="ir_mul",
+            strict=strict,
+            deterministic=deterministic,
+        )
+        # Not registered: parameters and names in checkpoints stay Allegro's.
+        self.__dict__["product"] = product
+        self._take_place_of(original)
+
+    def forward(self, x1: Tensor, x2: Tensor, idxs: Tensor) -> Tensor:
+        """x1 of edges, x2 of nodes, ``idxs``: the node of each edge. The result is a transposed view."""
+        x1 = x1.reshape(-1, self.mul, self.base_dim1).transpose(1, 2).flatten(1)
+        # A product's second input is in layout mul_ir whatever the layout of the first is: irrep, channel, component.
+        parts = x2.reshape(-1, self.mul, self.base_dim2).split([ir.dim for _, ir in self.irreps_in2], dim=2)
+        x2 = torch.cat([part.flatten(1) for part in parts], dim=1)
+        gathered = torch.index_select(x2, 0, idxs)
+        with _gathered_again(x2, idxs, gathered):
+            # Allegro's weights, by channel and path or by path alone, as a row of channels for each path.
+            weights = self.weights.reshape(-1, self.num_paths).expand(self.mul, self.num_paths).t().flatten()
+            out = self.product(x1, gathered, weights)
+        return out.view(-1, self.base_dim_out, self.mul).transpose(1, 2)
+
+    def tuning_for(self, *arguments: Any) -> Mapping[str, Tuning]:
+        return self.product.tuning_for(*arguments)
+
+    @property
+    def tuning(self) -> Mapping[str, Tuning]:
+        return self.product.tuning
+
+    def both_results(self, normal: Callable[..., list[Tensor]]) -> tuple[Tensor, Tensor]:
+        rows, nodes = 16, 4
+        x1, x2 = normal(self.w3j, (rows, self.mul, self.base_dim1), (nodes, self.mul, self.base_dim2))
+        given = (x1, x2, torch.arange(rows, device=x1.device) % nodes)
+        return self.forward(*given), self.original.forward(*given)
+
+
+def _gathered_again(rows: Tensor, index: Tensor, gathered: Tensor) -> AbstractContextManager[Any]:
+    """What is computed inside keeps ``rows`` for its gradients in the place of ``gathered``, the rows of ``index``.
+
+    A node's rows are gathered for each of its edges: on diamond 273 times as many. Gradients gather them again.
+    """
+    if not runs_eagerly(rows, index, gathered):
+        return nullcontext()
+    kept, place, shape = rows.detach(), gathered.data_ptr(), gathered.shape
+    # Torch asks the innermost hooks alone: what they leave is for those around them, if this torch tells them.
+    top = getattr(torch._C._autograd, "_top_saved_tensors_default_hooks", lambda _: None)
+    pack, unpack = top(False) or (lambda given: given,) * 2
+
+    def keep(tensor: Tensor) -> Any:
+        return _AGAIN if tensor.data_ptr() == place and tensor.shape == shape else pack(tensor)
+
+    def again(packed: Any) -> Tensor:
+        return torch.index_select(kept, 0, index) if packed is _AGAIN else unpack(packed)
+
+    return torch.autograd.graph.saved_tensors_hooks(keep, again)
+
+
+def _why_contracter_stays(module: torch.nn.Module) -> str | None:
+    for kind in type(module).__mro__:
+        if full_name(kind) == "allegro.nn._strided._contract.Contracter":
+            name = type(module).__name__
+            if kind is type(module):
+                return ""
+            form = _OTHER_FORMS.get(name)
+            return f"it is Allegro's {form} form, put there by its modifier" if form else f"it is a {name}"
+    return None
+
+
+def _allegro_paths(original: Any) -> list[tuple[int, int, int]]:
+    """Its paths in their order: first input, second input, output."""
+    if original.instructions is not None:
+        return [tuple(path) for path in original.instructions]
+    return [
+        (first, second, out)
+        for out, (_, ir_out) in enumerate(original.irreps_out)
+        for first, (_, ir1) in enumerate(original.irreps_in1)
+        for second, (_, ir2) in enumerate(original.irreps_in2)
+        if ir_out in ir1 * ir2
+    ]
+
+
+PACKAGE_PRODUCTS = (PackageProduct(_why_contracter_stays, AcceleratedContracter),)
+
+
+# Allegro: its model, and its modifiers for the product's Triton and cuEquivariance forms. All else is NequIP's.
+#
+# Read in nequip-allegro 0.8.3, ``allegro/model/allegro_models.py`` and ``allegro/nn/_strided/_contract.py``.
+
+
+class Allegro(NequIP):
+    name = "allegro"
+    modules = ("allegro", *NequIP.modules)
+    install = "nequip-allegro==0.8.3"
+    modifiers = {"cuequivariance": "enable_CuEquivarianceContracter", "triton": "enable_TritonContracter"}
+    peers = tuple(modifiers)
+    compiled: ClassVar[Mapping[str, tuple[str, ...]]] = {"aotinductor": ("stock", *modifiers)}
+
+    def builder(self) -> Callable[..., torch.nn.Module]:
+        from allegro.model import AllegroModel
+
+        return AllegroModel
+
+    def owns(self, model: torch.nn.Module) -> bool:
+        """NequIP's class holds its modules."""
+        return super().owns(model) and any("allegro." in type(module).__module__ for module in model.modules())

@@ -1,7 +1,10 @@
-"""NequIP's ASE calculator, for models of NequIP and Allegro, with Equitune in its model."""
+"""NequIP and Allegro with Equitune: the ASE calculator, and files for LAMMPS."""
 
 from __future__ import annotations
 
+import os
+from collections.abc import Mapping
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -10,11 +13,15 @@ from ase.calculators.calculator import all_changes
 from nequip.data import AtomicDataDict as Data
 from nequip.data.transforms import ChemicalSpeciesToAtomTypeMapper, NeighborListTransform
 from nequip.integrations.ase import NequIPCalculator as Stock
+from nequip.model.modify_utils import get_all_modifiers, modify
+from torch import Tensor
 
 from autotune.models.accelerate import accelerate
+from autotune.models.lammps import TYPICAL_SIZE, RankGraph, compile_energies, ready_copy
 from autotune.models.nequip.package import CAPTURABLE
 from autotune.models.package import require_device
 from autotune.models.step import QuickSteps, changes_since, in_dtype
+from kernelgen.errors import InputError
 
 # Change ``from nequip.integrations.ase import NequIPCalculator`` to ``from autotune.models.nequip.use import
 # NequIPCalculator`` and nothing else.
@@ -94,3 +101,51 @@ class NequIPCalculator(Stock, QuickSteps):
 
     def call_model(self, data: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
         return super().call_model(data) if self._launched is None else self._launched
+
+
+# NequIP's and Allegro's models for LAMMPS. Read in nequip 0.19.1, ``nequip/integrations/lammps_mliap``.
+
+_EXCHANGE, _NO_FORCES = "enable_LAMMPSMLIAPGhostExchange", "disable_ForceStressOutput"
+
+
+def compile_for_lammps(
+    model: torch.nn.Module,
+    path: str | os.PathLike,
+    *,
+    device: torch.device | str = "cpu",
+    size: tuple[int, int] = TYPICAL_SIZE,
+    options: Mapping[str, Any] | None = None,
+) -> Path:
+    """Write a model for LAMMPS on any number of ranks, without Python, by ``kernelgen/packs/cpp/pair_equitune.cpp``.
+
+    As of MACE (:func:`autotune.models.mace.use.compile_for_lammps`); Allegro needs no features of ghosts. InputError
+    for another model than NequIP's of energies whose types are elements, or one that takes more than positions and
+    types.
+    """
+    _check(model)
+    ready: Any = ready_copy(model, device)
+    modifiers = [{"modifier": name} for name in (_EXCHANGE, _NO_FORCES) if name in get_all_modifiers(ready)]
+    ready = modify(ready, modifiers)
+    accelerate(ready)
+
+    def energies(graph: RankGraph) -> Tensor:
+        data = {
+            Data.EDGE_VECTORS_KEY: graph.vectors,
+            Data.EDGE_INDEX_KEY: torch.stack((graph.receiver, graph.sender)),
+            Data.ATOM_TYPE_KEY: graph.elements,
+            Data.LMP_MLIAP_DATA_KEY: graph.exchange(),
+        }
+        # Models without exchange give energies of ghosts too.
+        return ready(data)[Data.PER_ATOM_ENERGY_KEY][: graph.atoms]
+
+    return compile_energies(
+        energies, float(ready.metadata["r_max"]), ready.type_names, path, device=device, size=size, options=options
+    )
+
+
+def _check(model: Any) -> None:
+    if not getattr(model, "is_graph_model", False) or _NO_FORCES not in get_all_modifiers(model):
+        kind = type(model).__name__
+        raise InputError(f"model is a {kind}; expected a GraphModel of NequIP's with energies and forces")
+    if any(len(getattr(module, "categorical_graph_field_embed_modules", ())) for module in model.modules()):
+        raise InputError("the model embeds fields of a graph, which LAMMPS does not have; expected one of types alone")

@@ -16,8 +16,7 @@ from torch import Tensor
 
 from autotune.errors import PeerError
 from autotune.models.capture import CapturablePackage, along_x
-from autotune.models.gate import IrMulGate
-from autotune.models.layout import ModelLayout, Part, check_same, outline
+from autotune.models.layout import IrMulGate, ModelLayout, Part, check_same, outline
 from autotune.models.linear import AcceleratedLinear
 from autotune.models.neighbors import AtomicGraph
 from autotune.models.package import (
@@ -311,6 +310,7 @@ def forces_and_stress(model: Any, data: Mapping[str, Tensor], by_edge: Tensor, s
 
 
 CAPTURABLE = CapturableSevenNet()
+CAPTURED = (CAPTURABLE,)
 
 
 # SevenNet: its sequential model, and the convolutions that it can take from other packages.
@@ -417,9 +417,6 @@ class SevenNet(Package):
         found = -out["inferred_stress"].reshape(-1, 6)[:, _VOIGT] if stress else None
         nodes = out["atomic_energy"].reshape(-1)
         return Outputs(out["inferred_total_energy"].reshape(-1), out["inferred_force"], found, nodes)
-
-    def edges(self, inputs: dict[str, Any]) -> torch.Tensor:
-        return inputs["edge_index"]
 
     def accelerated(self, model: torch.nn.Module, peer: str, device: str) -> torch.nn.Module:
         configuration = getattr(model, _ORIGIN, None)

@@ -127,14 +127,8 @@ def compile_for_lammps(
 ) -> Path:
     """Write a model for LAMMPS on any number of ranks, without Python, by ``kernelgen/packs/cpp/pair_equitune.cpp``.
 
-    The model is copied, accelerated, traced with its forces inside and compiled by AOTInductor, for a CPU and one
-    thread a rank, or for this machine's GPU. What is compiled calls SevenNet's layers as LAMMPS's ML-IAP does: each
-    rank computes its atoms, and ghosts' features come from other ranks. ``equitune pack`` makes the pack of its
-    kernels.
-
-    path: of the ``.pt2`` file. modal: the modality of a model that has several. device: a GPU, or the CPU. size: edges
-    and atoms of a rank, for which a GPU's schedules are chosen. options: of torch's compiler. InputError for another
-    model than SevenNet's serial ones, and for a modality that it does not have.
+    As of MACE (:func:`autotune.models.mace.use.compile_for_lammps`). modal: the modality of a model that has several.
+    InputError for another model than SevenNet's serial ones, and for a modality that it does not have.
     """
     _check(model, modal)
     ready = ready_copy(model, device)

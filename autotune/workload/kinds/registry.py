@@ -4,9 +4,8 @@ from __future__ import annotations
 
 from autotune.errors import ConfigError
 from autotune.workload.kinds.base import KernelKind, Problem
-from autotune.workload.kinds.edge_vectors import VectorsKind
+from autotune.workload.kinds.harmonics import HarmonicsKind, VectorsKind
 from autotune.workload.kinds.radial_convolution import RadialKind
-from autotune.workload.kinds.spherical_harmonics import HarmonicsKind
 from autotune.workload.kinds.symmetric_contraction import ContractionKind
 from autotune.workload.kinds.tensor_product import ProductKind
 

@@ -17,7 +17,7 @@ from autotune.bench import kernels as bench_plans
 from autotune.bench import rows as bench_rows
 from autotune.bench.kernels import Plan, plans_of
 from autotune.compare import peers as baselines
-from autotune.compare import precompile, torch_cache
+from autotune.compare import precompile
 from autotune.compare.comparison import (
     HOST_ROWS,
     HOST_ROWS_OF_SLOW,
@@ -30,6 +30,7 @@ from autotune.compare.comparison import (
     _Comparison,
     run_comparison,
 )
+from autotune.compare.peers import e3nn as e3nn_peer
 from autotune.compare.peers.e3nn import OUT_OF_TIME
 from autotune.compare.precompile import compile_ahead, kind_of, known_failures
 from autotune.errors import ConfigError, WorkerError
@@ -233,7 +234,7 @@ def test_a_product_that_does_not_compile_gives_the_reason(tmp_path: Path, monkey
     ]
     monkeypatch.setattr(baselines, "ADAPTERS", adapters)
     workload = load_config(config(tmp_path), "cpu").workloads[0]
-    monkeypatch.setattr(torch_cache, "keep_compiled", lambda: tmp_path)
+    monkeypatch.setattr(e3nn_peer, "keep_compiled", lambda: tmp_path)
     assert precompile.compile_peers(precompile.Product(workload), "cpu") == "RuntimeError: no such thing"
     assert list(tmp_path.glob("**/*.json")) == [], "another run may fare better"
     assert precompile.build_peers(workload, "cpu", ("e3nn",)) == {}

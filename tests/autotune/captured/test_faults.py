@@ -172,7 +172,7 @@ class CapturableSprings(CapturablePackage):
 
 @pytest.fixture(params=DEVICES)
 def model(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Springs:
-    monkeypatch.setattr(package, "_known_packages", lambda: (CapturableSprings(),))
+    monkeypatch.setattr(package, "of_packages", lambda name: (CapturableSprings(),))
     return Springs().to(request.param)
 
 

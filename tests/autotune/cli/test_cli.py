@@ -19,7 +19,7 @@ from autotune.cli import commands, doctor
 from autotune.cli import pack as cli_pack
 from autotune.cli import replay as cli_replay
 from autotune.cli import tune as cli_tune
-from autotune.cli.groups import Group
+from autotune.cli.options import Group
 from kernelgen.errors import CompileError
 from kernelgen.version import __version__
 

@@ -19,7 +19,8 @@ import torch
 from places import ROOT
 
 from autotune.bench.kernels import in_turn, ready_first, with_processes
-from autotune.compare import precompile, torch_cache
+from autotune.compare import precompile
+from autotune.compare.peers import e3nn as e3nn_peer
 from autotune.compare.peers.e3nn import OUT_OF_TIME, no_compiler
 from autotune.compare.precompile import CompileAhead, Kind, Product, kind_of, name_of
 from autotune.measure import worker as processes
@@ -37,9 +38,9 @@ KINDS: dict[str, Kind] = {name: kind_of(workload) for name, workload in WORKLOAD
 @pytest.fixture(autouse=True)
 def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     monkeypatch.setenv("EQUITUNE_CACHE", str(tmp_path))
-    monkeypatch.delenv(torch_cache.FOLDER, raising=False)
+    monkeypatch.delenv(e3nn_peer.FOLDER, raising=False)
     yield tmp_path
-    os.environ.pop(torch_cache.FOLDER, None)
+    os.environ.pop(e3nn_peer.FOLDER, None)
 
 
 class Jobs(CompileAhead):
@@ -59,12 +60,12 @@ class Jobs(CompileAhead):
 def test_torchs_code_lies_beside_our_kernels_unless_the_user_says_where(
     cache: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    assert torch_cache.keep_compiled() == cache / "torch" and os.environ[torch_cache.FOLDER] == str(cache / "torch")
+    assert e3nn_peer.keep_compiled() == cache / "torch" and os.environ[e3nn_peer.FOLDER] == str(cache / "torch")
     assert (cache / "torch").stat().st_mode & 0o077 == 0
-    monkeypatch.setenv(torch_cache.FOLDER, torch_cache._torchs_own())
-    assert torch_cache.keep_compiled() == cache / "torch", "torch itself says so on the import of its compiler"
-    monkeypatch.setenv(torch_cache.FOLDER, str(cache / "elsewhere"))
-    assert torch_cache.keep_compiled() == cache / "elsewhere"
+    monkeypatch.setenv(e3nn_peer.FOLDER, e3nn_peer._torchs_own())
+    assert e3nn_peer.keep_compiled() == cache / "torch", "torch itself says so on the import of its compiler"
+    monkeypatch.setenv(e3nn_peer.FOLDER, str(cache / "elsewhere"))
+    assert e3nn_peer.keep_compiled() == cache / "elsewhere"
 
 
 @pytest.mark.slow
@@ -86,22 +87,22 @@ def test_a_compiled_product_is_found_by_another_process(cache: Path) -> None:
     ]
     first, second = (run.stdout.split()[-3:] for run in told)
     assert first[:2] == ["''", "0"] and second == ["''", first[2], "0"] and int(first[2]) > 0
-    assert torch_cache.noted(name_of(KINDS["float32"], ("e3nn-compiled",)), "cpu") == ""
+    assert e3nn_peer.noted(name_of(KINDS["float32"], ("e3nn-compiled",)), "cpu") == ""
 
 
 def test_a_note_lasts_as_long_as_the_versions_that_it_is_of(cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     name = name_of(KINDS["float32"], ("e3nn-compiled",))
-    assert torch_cache.noted(name, "cpu") is None
-    torch_cache.take_note(name, "cpu", "too long")
-    assert torch_cache.noted(name, "cpu") == "too long"
-    assert torch_cache.noted(name_of(KINDS["float64"], ("e3nn-compiled",)), "cpu") is None
-    monkeypatch.setattr(torch_cache.importlib.metadata, "version", lambda name: "another")
-    assert torch_cache.noted(name, "cpu") is None
-    torch_cache.take_note(name, "cpu", "")
-    assert torch_cache.noted(name, "cpu") == ""
+    assert e3nn_peer.noted(name, "cpu") is None
+    e3nn_peer.take_note(name, "cpu", "too long")
+    assert e3nn_peer.noted(name, "cpu") == "too long"
+    assert e3nn_peer.noted(name_of(KINDS["float64"], ("e3nn-compiled",)), "cpu") is None
+    monkeypatch.setattr(e3nn_peer.importlib.metadata, "version", lambda name: "another")
+    assert e3nn_peer.noted(name, "cpu") is None
+    e3nn_peer.take_note(name, "cpu", "")
+    assert e3nn_peer.noted(name, "cpu") == ""
     for path in cache.glob("torch/equitune-notes/*.json"):
         path.write_text("{")
-    assert torch_cache.noted(name, "cpu") is None
+    assert e3nn_peer.noted(name, "cpu") is None
 
 
 def test_what_an_earlier_run_compiled_is_not_compiled_again(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -14,9 +14,9 @@ from autotune.models.whole_model import (
     WholeModel,
     build_published,
     find_atoms,
-    find_published,
     package_named,
     package_of,
+    published_models,
 )
 
 SMALL: dict[str, dict[str, Any]] = {
@@ -71,7 +71,7 @@ SMALL: dict[str, dict[str, Any]] = {
 
 def small(name: str, dtype: torch.dtype = torch.float32) -> WholeModel:
     """A published model with few channels; skips the test where its package is missing."""
-    published = find_published(name)
+    published = published_models()[name]
     for module in package_named(published.package).modules:
         pytest.importorskip(module)
     fewer = PublishedModel(name, published.package, published.source, published.parameters | SMALL[name])

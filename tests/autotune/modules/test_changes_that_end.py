@@ -79,7 +79,7 @@ def test_a_layout_is_changed_as_a_whole_or_not_at_all(
     detail = ir_mul._detail
     monkeypatch.setattr(ir_mul, "_detail", lambda found: at("detail") or detail(found))
     layout = Layout(at)
-    monkeypatch.setattr(ir_mul, "_known", lambda: (layout,))
+    monkeypatch.setattr(ir_mul, "of_packages", lambda name: (layout,))
     model = torch.nn.Sequential(*(torch.nn.Linear(2, 2) for _ in range(3)))
     before = list(model)
     replacing = Replacing(None, False, None)

@@ -12,8 +12,7 @@ from e3nn.nn import Gate
 from torch import Tensor
 from torch.nn.utils import parametrize
 
-from autotune.models.gate import IrMulGate
-from autotune.models.layout import check_same, outline
+from autotune.models.layout import IrMulGate, check_same, outline
 from autotune.models.linear import AcceleratedLinear
 from autotune.models.species import NODE_TYPES, TypedProduct, types_without_waiting
 from autotune.workload.workload import relayout

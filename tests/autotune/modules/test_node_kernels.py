@@ -11,7 +11,7 @@ from fixed_kernels import emulate_launches
 from torch import Tensor
 
 from autotune.models import linear
-from autotune.models.gate import IrMulGate
+from autotune.models.layout import IrMulGate
 from autotune.models.linear import AcceleratedLinear
 from autotune.models.species import MatricesByElement, SpeciesProduct, TypeMatrices, chunked_species, dense
 from kernelgen.compat import o3
