@@ -27,7 +27,7 @@ ROOT = Path(__file__).resolve().parents[1]
 MARK = re.compile(r"^<!-- table: ([a-z0-9-]+) -->$", re.MULTILINE)
 # The GPU and the CPU whose records the site shows.
 GPU, GPU_MODELS, CPU_MODELS = "bench/nvidia-h200", "models/nvidia-h200", "models/intel-xeon-processor-2-cores"
-LAMMPS = "lammps/nvidia-h200"
+LAMMPS, DISTRIBUTED = "lammps/nvidia-h200", "distributed/nvidia-h200"
 ENERGY_FORCES, STRESS, TRAINING, MD_STEP = "energy_forces", "energy_forces_stress", "training", "md_step"
 # Rows of a pass that are shown together.
 ENERGIES = (ENERGY_FORCES, STRESS)
@@ -166,6 +166,32 @@ def memory_of_models() -> str:
         sizes = [row.memory(TUNED), row.memory(CAPTURED), least, row.memory(STOCK)]
         lines.append([place_of(row), *(ABSENT if math.isnan(size) else f"{size / 2**20:,.0f}" for size in sizes)])
     return table(["MiB", "Equitune", "Equitune, captured", "leanest other path", "stock"], lines)
+
+
+def energy_of_models() -> str:
+    """Joules of a step by the thriftiest form of Equitune, of another path and of stock; most joules first."""
+    lines = []
+    for row in (row for row in model_rows(GPU_MODELS) if row.text("pass") in (*ENERGIES, TRAINING)):
+        given = {name: cell["joules"] for name, cell in row.contenders.items() if "joules" in cell}
+        ours = min((name for name in given if is_ours(name)), key=lambda name: given[name], default=None)
+        other = min((name for name in given if not is_ours(name)), key=lambda name: given[name], default=None)
+        if ours and other:
+            what = ", training" * (row.text("pass") == TRAINING)
+            form = "Equitune" if ours == TUNED else contender_name(ours)
+            shown = [form, f"{given[ours]:.3g}", contender_name(other), f"{given[other]:.3g}"]
+            stock = f"{given[STOCK]:.3g}" if STOCK in given else ABSENT
+            lines.append((given[other], [place_of(row) + what, *shown, ratio_text(given[other] / given[ours]), stock]))
+    heads = ["joules a step", "Equitune", "J", "the thriftiest other path", "J", "times as few", "stock"]
+    return table(heads, [line for _, line in sorted(lines, key=lambda one: -one[0])])
+
+
+def training_on_several() -> str:
+    """Time of a training step by GPUs, and the loss at its end."""
+    lines = []
+    for row in record(DISTRIBUTED)["rows"]:
+        what = [str(row["processes"]), str(row["frames"]), row["dtype"], time_text(row["ms"])]
+        lines.append([f"{row['model']}, {row['structure']}", *what, f"{row['losses'][4]:.12f}"])
+    return table(["a training step", "GPUs", "structures of each", "dtype", "time", "loss of the fifth step"], lines)
 
 
 def largest_crystals() -> str:
@@ -437,6 +463,8 @@ TABLES = {
     "cpu-energies": lambda: model_steps(CPU_MODELS, *ENERGIES),
     "cpu-training": lambda: model_steps(CPU_MODELS, TRAINING),
     "memory": memory_of_models,
+    "energy": energy_of_models,
+    "several": training_on_several,
     "largest": largest_crystals,
     "matrix": model_matrix,
     "kernels": kernel_gains,
