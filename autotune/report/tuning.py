@@ -14,6 +14,7 @@ from typing import Any
 import pandas as pd
 from markupsafe import Markup
 
+from autotune.measure.timing import SAME, SLOWER, verdict
 from autotune.measure.trial import STATES
 from autotune.report import charts
 from autotune.report.devices import PANELS, DeviceData
@@ -191,8 +192,15 @@ class TunedRow:
     @property
     def gain(self) -> str:
         gain = mapping(self.entry.get("gain"))
+        if not gain and self.schedule != mapping(mapping(self.entry.get("default")).get("schedule")):
+            return "faster than the default by the medians; this older entry has no interval"
         if not gain:
-            return "no gain beyond the noise; the default schedule is published"
+            second = mapping(self.entry.get("runner_up"))
+            is_clear = bool(second) and verdict((number(second.get("low")), number(second.get("high")))) in (
+                SAME,
+                SLOWER,
+            )
+            return "default confirmed" if is_clear else "no clear gain; the default schedule is published"
         ratio, low, high, level = (number(gain.get(key)) for key in ("ratio", "low", "high", "level"))
         return f"{ratio:.3f}\N{MULTIPLICATION SIGN} ({low:.3f} to {high:.3f} at {level:.0%})"
 

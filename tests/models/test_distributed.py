@@ -17,8 +17,14 @@ SCRIPT = Path(__file__).parent.parent / "support" / "distributed_training.py"
 RUN = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2", str(SCRIPT)]
 
 
-@pytest.mark.parametrize("package", [pytest.param(one, marks=needs(one)) for one in PACKAGES])
-@pytest.mark.parametrize("device", ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)])
+# A run takes half a minute of a processor: one package shows on a CPU what all show on GPUs.
+WHERE = [("mace", "cpu"), *((one, "cuda") for one in PACKAGES)]
+
+
+@pytest.mark.parametrize(
+    ("package", "device"),
+    [pytest.param(*one, marks=[needs(one[0]), *[pytest.mark.gpu] * (one[1] == "cuda")]) for one in WHERE],
+)
 @pytest.mark.slow
 def test_gradients_are_one_processs_and_kernels_are_chosen_and_compiled_once(
     package: str, device: str, tmp_path: Path

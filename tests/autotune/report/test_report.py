@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import math
 import re
@@ -17,6 +18,8 @@ from autotune.report import page as kernels
 from autotune.report import summary_table, write_reports
 from autotune.report.devices import load_device
 from autotune.report.rows import knob_importances
+from autotune.report.sources import Sources
+from autotune.report.tuning import _tuned_row
 from autotune.text import error_text, geometric_mean, ratio_text, time_text
 from autotune.tune import settings as progress
 
@@ -82,7 +85,16 @@ def test_a_tuned_row_shows_its_certificate(page: Page) -> None:
     for text in ("5.2e-7", "bit for bit", "768", "feedc0dedeadbeef", "cafe0123456789ab"):
         assert text in words, text
     assert "1.410\N{MULTIPLICATION SIGN} (1.387 to 1.432 at 95%)" in words
-    assert "no gain beyond the noise; the default schedule is published" in words
+    assert "faster than the default by the medians; this older entry has no interval" in words
+
+
+def test_a_default_that_won_is_called_confirmed_if_its_interval_says_so(results: Path) -> None:
+    data = load_device(results, SLUG)
+    row = next(row for row in (_tuned_row(data, row, Sources()) for row in data.tuned) if not row.entry["gain"])
+    default = {"gain": {}, "default": {"schedule": row.schedule}}
+    for runner_up, said in (({"low": 0.9, "high": 0.97}, "default confirmed"), ({"low": 0.9, "high": 1.2}, "no clear")):
+        entry = row.entry | default | {"runner_up": runner_up}
+        assert dataclasses.replace(row, row=dataclasses.replace(row.row, record=entry)).gain.startswith(said)
 
 
 def test_the_sentence_is_about_all_rows(results: Path, page: Page) -> None:
