@@ -42,15 +42,16 @@ def model_picker(rows: Sequence[ModelRow]) -> Picker:
 
 
 def first_model_row(rows: Sequence[ModelRow]) -> int:
-    """The place of the row to show first: energies and forces in float32, with all bars, of the package that comes
-    first, nearest to the mean.
+    """The place of the row to show first: energies and forces in float32, of one run, with all bars, of the package that
+    comes first, nearest to the mean.
     """
     mean = geometric_mean(row.ratio for row in rows)
 
     def rank(row: ModelRow) -> tuple[Any, ...]:
         untimed = sum(math.isnan(row.time_us(name)) for name in (TUNED, row.best_other, STOCK, DEFAULT))
         off = math.inf if math.isnan(row.ratio) else abs(math.log(row.ratio / mean))
-        return (untimed, row.text("pass") != "energy_forces", row.text("dtype") != "float32", row.order[0], off)
+        kind = (row.text("pass") != "energy_forces", row.text("dtype") != "float32")
+        return (not row.of_one_run, untimed, *kind, row.order[0], off)
 
     return min(range(len(rows)), key=lambda index: rank(rows[index]))
 

@@ -291,7 +291,7 @@ def build_page(data: DeviceData, others: Sequence[DeviceRows] = ()) -> Page:
         data.slug,
         sources.texts,
         data=data,
-        dates=sorted({date[:10] for date in met(data.rows, "date")}),
+        dates=sorted({date[:10] for date in met((*data.rows, *data.models), "date")}),
         screen=first_screen(data),
         sections=[section for section in _sections(data, others) if shown.get(section.anchor, True)],
         picked=kernel_picker(data) if data.models else None,  # else it is the first screen

@@ -311,7 +311,7 @@ class SuiteRow:
         return max(errors, key=lambda a: math.inf if math.isnan(a.error) else a.error, default=None)
 
 
-def met(rows: Iterable[SuiteRow], key: str) -> list[str]:
+def met(rows: Iterable[SuiteRow | ModelRow], key: str) -> list[str]:
     """All values of a field of rows, such as the generator, in order."""
     return sorted({row.text(key) for row in rows} - {""})
 
