@@ -42,8 +42,8 @@ def model_picker(rows: Sequence[ModelRow]) -> Picker:
 
 
 def first_model_row(rows: Sequence[ModelRow]) -> int:
-    """The place of the row to show first: energies and forces in float32, of one run, with all bars, of the package that
-    comes first, nearest to the mean.
+    """The place of the row to show first: energies and forces in float32, of one run, with all bars, of the package
+    that comes first, nearest to the mean.
     """
     mean = geometric_mean(row.ratio for row in rows)
 

@@ -160,6 +160,7 @@ def certificate_of(package: str, certificates: dict[str, Certificate]) -> Certif
     return certificates[package]
 
 
+@pytest.mark.slow
 @of_all
 def test_equitunes_paths_pass(package: str, certificates: dict[str, Certificate]) -> None:
     found = certificate_of(package, certificates)
