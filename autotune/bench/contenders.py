@@ -113,7 +113,7 @@ def build(contender: str, model: WholeModel) -> tuple[WholeModel, str]:
 
 
 # Names of energies and forces in the results of each package's models.
-_RESULTS = {
+RESULTS = {
     "mace": ("energy", "forces"),
     "nequip": ("total_energy", "forces"),
     "allegro": ("total_energy", "forces"),
@@ -133,7 +133,7 @@ class CapturedForm(WholeModel):
         return capture_training(captured.model, self._loss)
 
     def _loss(self, out: Any, labels: Any, real: Any) -> torch.Tensor:
-        energy, forces = (out[name] for name in _RESULTS[self.package.name])
+        energy, forces = (out[name] for name in RESULTS[self.package.name])
         energies = real.mean((energy.view(-1) / labels["atoms"]).square(), "graphs")
         return energies + real.mean(forces.square(), "atoms")
 

@@ -11,23 +11,16 @@ from captured_cases import PACKAGES, Package, on_devices, steps_of_size
 from model_cases import gradients, imidazole, needs, small_model
 
 from autotune import accelerate, capture_training
-from autotune.bench.contenders import captured_form
+from autotune.bench.contenders import RESULTS, captured_form
 from autotune.models.capture import Real
 from autotune.models.whole_model import open_made
 from kernelgen.errors import InputError, UnsupportedError
 
-# Energy and forces, by the names of each package's results.
-NAMES = {
-    "mace": ("energy", "forces"),
-    "nequip": ("total_energy", "forces"),
-    "allegro": ("total_energy", "forces"),
-    "sevennet": ("inferred_total_energy", "inferred_force"),
-}
 of_all = pytest.mark.parametrize("package", [pytest.param(one, id=n, marks=needs(n)) for n, one in PACKAGES.items()])
 
 
 def losses(package: Package) -> Any:
-    energy, forces = NAMES[package.name]
+    energy, forces = RESULTS[package.name]
 
     def loss(out: dict[str, Any], labels: dict[str, Any], real: Real) -> torch.Tensor:
         by_atom = (out[energy].view(-1) - labels["energy"]) / labels["atoms"]

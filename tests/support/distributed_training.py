@@ -21,15 +21,9 @@ from model_cases import gradients, imidazole, small_model
 from torch.nn.parallel import DistributedDataParallel
 
 from autotune import accelerate
+from autotune.bench.contenders import RESULTS
 from kernelgen.compile import cache, compiler
 from kernelgen.ops import first_run
-
-NAMES = {
-    "mace": ("energy", "forces"),
-    "nequip": ("total_energy", "forces"),
-    "allegro": ("total_energy", "forces"),
-    "sevennet": ("inferred_total_energy", "inferred_force"),
-}
 
 
 def structures_of(rank: int) -> list[Any]:
@@ -41,7 +35,7 @@ def structures_of(rank: int) -> list[Any]:
 
 def loss_of(model: torch.nn.Module, package: str, inputs: dict[str, Any]) -> torch.Tensor:
     out = model(inputs, training=True) if package == "mace" else model(inputs)
-    energy, forces = (out[name] for name in NAMES[package])
+    energy, forces = (out[name] for name in RESULTS[package])
     return energy.square().mean() + 10 * forces.square().mean()
 
 

@@ -20,7 +20,7 @@ import torch.distributed as dist
 from torch.nn.parallel import DistributedDataParallel
 
 from autotune import accelerate
-from autotune.bench.contenders import _RESULTS
+from autotune.bench.contenders import RESULTS
 from autotune.models.whole_model import find_atoms, open_model
 from kernelgen.device import device_facts
 
@@ -56,7 +56,7 @@ def main() -> None:
     for place, atoms in enumerate(frames):
         atoms.rattle(0.05, seed=rank * given.frames + place)
     inputs, optimizer = model.inputs(frames), torch.optim.Adam(module.parameters(), lr=1e-3)
-    energy, forces = _RESULTS[model.package.name]
+    energy, forces = RESULTS[model.package.name]
     options = {"training": True} if model.package.name == "mace" else {}
 
     def step() -> float:
