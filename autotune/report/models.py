@@ -159,10 +159,7 @@ def models_sentence(rows: Sequence[ModelRow], device: str) -> str:
     others = "the fastest other path" if any(row.best_other for row in judged) else "stock"
     parts = []
     for which in dict.fromkeys(row.which for row in judged):
-        some = [row for row in judged if row.which == which]
-        of_device = [row.device_ratio for row in some if not row.is_step and not math.isnan(row.device_ratio)]
-        alone = f", {floored_ratio(geometric_mean(of_device))} by the device's time alone" if of_device else ""
-        parts.append(f"{which} {_gain([row.ratio for row in some])}{alone}")
+        parts.append(f"{which} {_gain([row.ratio for row in judged if row.which == which])}")
     sentences = [f"On this {device}, Equitune is so many times as fast as {others}: {'; '.join(parts)}."]
     memory = geometric_mean(row.memory_ratio for row in judged)
     if not math.isnan(memory):

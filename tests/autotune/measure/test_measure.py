@@ -107,8 +107,10 @@ def test_interval_of_the_median_covers_it() -> None:
     assert measure.relative_half_width([8.0, 6.0, 1.0, 2.0, 7.0, 3.0, 5.0, 4.0]) == pytest.approx((8 - 2) / 2 / 4.5)
 
 
-def test_every_sample_evicts_the_cache_before_the_call() -> None:
+def test_every_sample_evicts_the_cache_before_the_call(monkeypatch: pytest.MonkeyPatch) -> None:
     events: list[str] = []
+    # No other process's work has a sample taken again.
+    monkeypatch.setattr(measure, "waited_ns", lambda: 0)
 
     class Buffer:
         def add_(self, value: float) -> None:
@@ -131,6 +133,7 @@ def test_what_evicts_the_cache_is_not_in_a_sample(monkeypatch: pytest.MonkeyPatc
         now_ns[0] += time_ns
 
     monkeypatch.setattr(measure.time, "perf_counter_ns", lambda: now_ns[0])
+    monkeypatch.setattr(measure, "waited_ns", lambda: 0)
     sampler = measure.Sampler(lambda: spend(5000), "cpu")
     sampler._buffer = types.SimpleNamespace(add_=lambda value: spend(3600 * 10**9))  # type: ignore[assignment]
     assert sampler.take(2) == [5.0, 5.0]

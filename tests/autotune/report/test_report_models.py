@@ -84,8 +84,8 @@ def test_the_sentence_tells_mean_least_and_memory_of_all_rows(page: Page) -> Non
     mean, each = (1.5**7 * 0.9) ** (1 / 8), math.floor((1.5**3 * 0.9) ** (1 / 4) * 100) / 100
     assert models.models_sentence(rows, "X") == (
         "On this X, Equitune is so many times as fast as the fastest other path: energies and forces "
-        f"{each:.2f}× (mean of 4 rows, least 0.90×), {each:.2f}× by the device's time alone; training step "
-        f"1.50× (mean of 4 rows, least 1.50×), 1.50× by the device's time alone. It takes {1 / mean:.2f}× the memory."
+        f"{each:.2f}× (mean of 4 rows, least 0.90×); training step "
+        f"1.50× (mean of 4 rows, least 1.50×). It takes {1 / mean:.2f}× the memory."
     )
     assert models.joint_sentence(rows) == (
         "Equitune's convolution and cuEquivariance's other parts together, times as fast as the fastest path without "
@@ -93,7 +93,7 @@ def test_the_sentence_tells_mean_least_and_memory_of_all_rows(page: Page) -> Non
     )
     assert {models.models_sentence(rows, DEVICE["name"]), models.joint_sentence(rows)} <= {*page.words}
     assert models.joint_sentence(rows[:1]) == ""
-    assert "energies and forces 1.50× (one row), 1.50× by" in models.models_sentence(rows[:1], "X")
+    assert "energies and forces 1.50× (one row). It" in models.models_sentence(rows[:1], "X")
     alone = [ModelRow(row.record | {"contenders": {"equitune": {"wall_ms": 3}}}) for row in rows]
     assert "No model has been timed with Equitune and without it" in models.models_sentence(alone, "X")
 
