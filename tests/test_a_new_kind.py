@@ -13,6 +13,7 @@ import sys
 from collections.abc import Mapping
 from pathlib import Path
 
+import pytest
 from places import ROOT, SUPPORT
 
 MEASURED = """class MeasuredDoubling(DoublingKind, MeasuredKind):
@@ -110,6 +111,7 @@ def add_lines(path: Path, imports: str, code: str, lines: Mapping[str, str]) -> 
     path.write_text(text)
 
 
+@pytest.mark.slow
 def test_files_and_lines_of_tables_make_a_kind_known_to_every_layer(tmp_path: Path) -> None:
     for name in ("kernelgen", "autotune", "configs"):
         shutil.copytree(ROOT / name, tmp_path / name, ignore=shutil.ignore_patterns("__pycache__"))

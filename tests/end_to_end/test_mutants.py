@@ -152,6 +152,7 @@ def test_every_file_of_an_area_has_tests_and_none_that_pin_hashes() -> None:
                 assert "golden" not in selection
 
 
+@pytest.mark.slow
 def test_a_draw_repeats_and_a_smaller_one_is_its_beginning() -> None:
     setting = mutants.Setting(ROOT, {"timing": mutants.AREAS["timing"]}, mutants.TESTS)
     names = [

@@ -29,7 +29,7 @@ from autotune.workload.config import find_problem
 from autotune.workload.kinds.registry import kernel_kind
 from kernelgen.kernels.product.schedule import schedule_from_dict
 
-pytestmark = needs_chromium
+pytestmark = [needs_chromium, pytest.mark.slow]
 # A4 landscape without its margins, in CSS pixels: 297 mm less twice 11 mm.
 PAPER = {"width": 1039, "height": 710}
 # What must be opened before a table is seen.

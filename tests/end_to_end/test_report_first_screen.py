@@ -12,7 +12,7 @@ from report_samples import measured_row, suite_row, write_results, write_suite
 
 from autotune.report import write_reports
 
-pytestmark = needs_chromium
+pytestmark = [needs_chromium, pytest.mark.slow]
 GRAPHS = ("molecule", "carbon", "water", "protein")
 
 

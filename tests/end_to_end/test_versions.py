@@ -27,6 +27,7 @@ from kernelgen.arithmetic.directions import DIRECTIONS
 from kernelgen.ops.product import build, rebuild
 from kernelgen.problem.product import TensorProductProblem
 
+pytestmark = pytest.mark.slow
 # All of (1, 2, 2), (2, 1, 2), (2, 2, 1): e3nn 0.4 gives these couplings the opposite sign of later versions.
 SIGNED = ("8x1o+8x2e", "0e+1o+2e", "1o+1e+2e+2o")
 

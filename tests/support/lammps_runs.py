@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+import atexit
+import functools
 import importlib.util
 import os
+import shutil
 import subprocess
+import tempfile
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
@@ -93,17 +97,27 @@ def build(
     compile_for_lammps: Callable[[torch.nn.Module, Path], Path],
     archs: Sequence[str] = (),
 ) -> Built:
-    """Build the plugin, the library, and the model with its pack; then accelerate the model itself.
+    """The plugin, the library, and the model compiled with its pack in a folder; then accelerate the model itself.
 
     archs: of GPUs for which the model is compiled.
     """
     with ThreadPoolExecutor(1) as pool:
-        building = pool.submit(build_plugin, folder / "equituneplugin.so")
+        building = pool.submit(libraries)
         write_calls(calls_in(compile_for_lammps(model, folder / "model.pt2")), folder / "model.pack", archs=archs)
-        build_library(folder / "libequitune.so")
-        require_no_python(building.result())
+    for library in building.result():
+        shutil.copy(library, folder)
     accelerate(model.requires_grad_(False))
     return Built(folder, model)
+
+
+@functools.cache
+def libraries() -> tuple[Path, Path]:
+    """LAMMPS's plugin and the library of operators, the same for all models: built once a process."""
+    folder = Path(tempfile.mkdtemp())
+    atexit.register(shutil.rmtree, folder)
+    plugin = build_plugin(folder / "equituneplugin.so")
+    require_no_python(plugin)
+    return plugin, build_library(folder / "libequitune.so")
 
 
 def lammps_folder() -> Path:

@@ -32,7 +32,10 @@
 #include <lammps/update.h>
 #include <mpi.h>
 #include <torch/csrc/inductor/aoti_package/model_package_loader.h>
-#include <torch/torch.h>
+#include <torch/csrc/autograd/generated/variable_factories.h>
+#include <torch/cuda.h>
+#include <torch/library.h>
+#include <torch/types.h>
 
 #include <algorithm>
 #include <cstdint>

@@ -6,7 +6,8 @@
 // model's outputs on the CPU, for torch.load. docs/how-to/cpp.md says how to build it.
 #include <dlfcn.h>
 #include <torch/csrc/inductor/aoti_package/model_package_loader.h>
-#include <torch/torch.h>
+#include <torch/csrc/jit/serialization/pickle.h>
+#include <torch/types.h>
 
 #include <chrono>
 #include <fstream>
@@ -50,7 +51,7 @@ int main(int count, char** given) {
         if (dlopen(given[2], RTLD_NOW | RTLD_GLOBAL) == nullptr) throw std::runtime_error(dlerror());
         const c10::InferenceMode mode;
         torch::inductor::AOTIModelPackageLoader model(given[1]);
-        const c10::IValue list = torch::pickle_load(bytes_of(given[3]));
+        const c10::IValue list = torch::jit::pickle_load(bytes_of(given[3]));
         std::vector<torch::Tensor> inputs;
         for (const c10::IValue& input : list.toListRef()) inputs.push_back(input.toTensor());
         if (count == 6)
@@ -60,7 +61,7 @@ int main(int count, char** given) {
         const double first = seconds_since(begin);
         begin = std::chrono::steady_clock::now();
         outputs = results(model, inputs);
-        const auto saved = torch::pickle_save(outputs);
+        const auto saved = torch::jit::pickle_save(outputs);
         std::ofstream(given[4], std::ios::binary).write(saved.data(), static_cast<std::streamsize>(saved.size()));
         std::cout << "first call " << first << " s, second " << seconds_since(begin) << " s, Python "
                   << (has_python() ? "loaded" : "absent") << "\n";

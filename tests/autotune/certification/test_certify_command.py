@@ -52,6 +52,7 @@ def test_what_is_not_certified_fails(molecule: str, tmp_path: Path, capsys: pyte
     assert "weights are formed in registers on a GPU only" in capsys.readouterr().out
 
 
+@pytest.mark.slow
 def test_a_named_path_that_is_refused_fails_beside_a_pass(
     molecule: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -60,6 +61,7 @@ def test_a_named_path_that_is_refused_fails_beside_a_pass(
     assert "not certified: equitune-fused in float64, which --paths names, is refused" in capsys.readouterr().out
 
 
+@pytest.mark.slow
 def test_all_models_are_certified_though_one_cannot_be(
     molecule: str, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -87,6 +87,7 @@ def command(gone: Sequence[str], *words: str) -> subprocess.CompletedProcess[str
     return run_hidden(gone, "from autotune.cli import main\nmain(sys.argv[1:])", *words)
 
 
+@pytest.mark.slow
 def test_a_model_runs_and_is_accelerated_without_them() -> None:
     done = run_hidden([name for name in TUNE if name != "scipy"], MODEL.replace("== GONE", ">= GONE"))
     assert done.returncode == 0, done.stderr

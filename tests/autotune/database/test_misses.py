@@ -230,6 +230,7 @@ while inside < 2:
 """
 
 
+@pytest.mark.slow
 def test_a_process_ends_well_while_threads_are_inside_of_torch(tmp_path: Path) -> None:
     """Python ends a thread that goes on after the interpreter's end in a way that aborts the process in C++."""
     own = {"EQUITUNE_DATABASE": str(tmp_path), "EQUITUNE_MISSES": "1", "PYTHONPATH": f"{ROOT}{os.pathsep}{SUPPORT}"}

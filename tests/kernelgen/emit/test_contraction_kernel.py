@@ -224,6 +224,7 @@ def test_only_the_widths_that_channels_need_are_compiled() -> None:
     assert calls(2, 2) == [2] and calls(3, 1) == [1]
 
 
+@pytest.mark.slow
 @pytest.mark.covering(1)
 @pytest.mark.parametrize(
     "irreps_out, dtype, directions",

@@ -194,6 +194,7 @@ def test_a_constant_lane_by_lane() -> None:
             assert buffers[f"out_{slot}"][-1].isnan().all()
 
 
+@pytest.mark.slow
 @pytest.mark.covering(2)
 @pytest.mark.parametrize("staging", HarmonicsCudaSchedule.choices["staging"])
 @pytest.mark.parametrize("arch", ["sm_80", "sm_90"])

@@ -98,6 +98,7 @@ def clang() -> None:
         pytest.skip(str(error))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("arch", HIP_ARCHS)
 def test_default_schedules_compile_for_amd_gpus(arch: str, clang: None) -> None:
     facts = hip_facts(arch)

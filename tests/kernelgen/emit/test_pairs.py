@@ -158,6 +158,7 @@ def test_shared_weights_lane_by_lane(path_groups: int, edges_per_warp: int) -> N
     assert max(errors.values()) < 1e-12, errors
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("direction", ["forward", "backward", "joint_backward"])
 def test_cuda_text_compiles_without_spills(direction: str) -> None:
     spec = Spec(WIDE, DIRECTIONS[direction], CudaSchedule(), "plain", "float32", "ir_mul", "int64", FACTS)

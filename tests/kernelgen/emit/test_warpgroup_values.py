@@ -179,6 +179,7 @@ def test_what_has_no_such_kernel() -> None:
         plan_of(SUITE["mace-mp-large"], hidden=64, warps=8)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("name", "accuracy", "knobs"),
     [

@@ -165,6 +165,7 @@ def test_mistakes_are_told() -> None:
         dataclasses.replace(spec, direction=Direction("double_backward", "y", "xw"), harmonics=UNIT)
 
 
+@pytest.mark.slow
 def test_cuda_text_compiles_without_spills() -> None:
     try:
         nvrtc_version()

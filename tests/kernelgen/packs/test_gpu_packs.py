@@ -40,6 +40,7 @@ from kernelgen.runtime import graph as index_check
 from kernelgen.runtime import kernel as cuda_driver
 
 pytest.importorskip("cuda.core", reason="NVRTC is not installed")
+pytestmark = pytest.mark.slow
 
 ARCHS = ("sm_80", "sm_90", "sm_120")
 SIZES = ((1, 1, 1), (999, 40, 60), (460_710, 5184, 4321))
@@ -127,7 +128,6 @@ def run(probe: Path, pack: Path, major: int, minor: int) -> list[str]:
     return done.stdout.splitlines()
 
 
-@pytest.mark.slow
 def test_a_kernel_for_each_architecture_and_ptx_for_later_ones(pack: Path) -> None:
     file = PackFile(pack)
     kernels = [kernel for kernel in file.index["kernels"] if "launch" in kernel]
@@ -234,7 +234,6 @@ def no_compiler(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.delenv("EQUITUNE_PACK", raising=False)
 
 
-@pytest.mark.slow
 def test_kernels_at_nodes_come_from_packs(tmp_path: Path, no_compiler: None) -> None:
     path = write_calls(calls()[:1], tmp_path / "nodes.pack", archs=("sm_80", "sm_90"), nodes=("float32",)).path
     load_pack(path)

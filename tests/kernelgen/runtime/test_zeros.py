@@ -118,6 +118,7 @@ def test_harmonics_formed_inside() -> None:
         assert relative_error(*pair) < 1e-10, slot
 
 
+@pytest.mark.slow
 @pytest.mark.covering(1)
 @pytest.mark.parametrize("direction", GRADIENTS)
 @pytest.mark.parametrize("form", FORMS)
