@@ -32,7 +32,7 @@ class FakeCase:
     marks: tuple[str, ...] = ()
 
     def get_closest_marker(self, name: str) -> Any:
-        return pytest.mark.covering(1).mark if name == "covering" else None
+        return pytest.mark.covering(1).mark if name == "covering" or name in self.marks else None
 
     def add_marker(self, mark: pytest.MarkDecorator) -> None:
         self.marks += (mark.name,)
@@ -51,3 +51,13 @@ def test_shares_of_the_others_add_up_to_all_of_them() -> None:
     whole = cases()
     assert leave_others_to_slow(whole) == [] and len(counts) == 30 - 2 * 5
     assert counts.keys() == {case.nodeid for case in whole if "slow" in case.marks}
+
+
+def test_a_case_for_a_gpu_stands_for_no_other() -> None:
+    cases: list[Any] = [
+        FakeCase("test[cuda-3]", SimpleNamespace(params={"device": "cuda", "size": 3}), ("gpu",)),
+        FakeCase("test[cpu-3]", SimpleNamespace(params={"device": "cpu", "size": 3})),
+        FakeCase("test[cpu-4]", SimpleNamespace(params={"device": "cpu", "size": 4})),
+    ]
+    leave_others_to_slow(cases)
+    assert [case.marks for case in cases] == [("gpu",), (), ()]

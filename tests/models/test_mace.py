@@ -68,6 +68,7 @@ def test_every_size_and_class_of_model_agrees_with_stock(options: dict[str, Any]
     assert_agrees(model_of(numbers_in(atoms), **options), atoms)
 
 
+@pytest.mark.covering(1)
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64], ids=str)
 @pytest.mark.parametrize("structure", [mof, pytest.param(protein, marks=needs_protein)])
 def test_crystal_and_protein_agree_with_stock(structure: Callable[[], Atoms], dtype: torch.dtype) -> None:

@@ -95,6 +95,7 @@ def test_values_and_both_derivatives_are_maces(irreps_in: str, irreps_out: str, 
     assert_is_maces(problem, torch.tensor([2, 0, 2, 2, 0]), ELEMENTS)
 
 
+@pytest.mark.covering(2)
 @pytest.mark.parametrize("device", ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)])
 @pytest.mark.parametrize("count, elements", [(1, [0, 0, 0]), (89, [88, 5, 88, 0, 5])], ids=["one", "89 elements"])
 @pytest.mark.parametrize("correlation", [1, 2, 3])

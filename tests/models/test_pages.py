@@ -63,6 +63,7 @@ EXAMPLE_NAMES = [path.stem for path in sorted(EXAMPLES.glob("mace_*.py"))]
 
 
 @pytest.mark.slow
+@pytest.mark.covering(0)
 @pytest.mark.timeout(1200)
 @needs("mace")
 @pytest.mark.parametrize(

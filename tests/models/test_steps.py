@@ -98,6 +98,7 @@ def pair(package: str, captured: bool) -> tuple[Any, Any]:
     return stock_calculator(package), quick_calculator(package, capture=captured)
 
 
+@pytest.mark.covering(2)
 @of_all
 @ways
 @pytest.mark.parametrize("structure", list(STRUCTURES))

@@ -1,9 +1,10 @@
 """Fewer cases of a test with many parameters: ``@pytest.mark.covering(2)`` leaves the others to ``slow``.
 
-covering(1): each value of each parameter is in some case. covering(2): each pair of values of two parameters is. Few
-faults need three at once; those that do are for the full product, which ``-m slow`` runs (D. R. Kuhn, D. R. Wallace and
-A. M. Gallo, "Software fault interactions", IEEE Trans. Softw. Eng. 30, 2004). ``--others K/N`` runs every N-th of
-these, from the K-th: so CI comes to all of them within N commits.
+covering(0): one case stays. covering(1): each value of each parameter is in some case. covering(2): each pair of values
+of two parameters is. Few faults need three at once; those that do are for the full product, which ``-m slow`` runs
+(D. R. Kuhn, D. R. Wallace and A. M. Gallo, "Software fault interactions", IEEE Trans. Softw. Eng. 30, 2004).
+``--others K/N`` runs every N-th of these, from the K-th: so CI comes to all of them within N commits. Cases marked
+``gpu`` stand outside: they run elsewhere.
 """
 
 from __future__ import annotations
@@ -23,7 +24,7 @@ def leave_others_to_slow(items: Iterable[pytest.Item], share: tuple[int, int] = 
     tests = defaultdict(list)
     others = []
     for item in items:
-        if item.get_closest_marker("covering"):
+        if item.get_closest_marker("covering") and not item.get_closest_marker("gpu"):
             tests[item.nodeid.partition("[")[0]].append(item)
     for cases in tests.values():
         (strength,) = cases[0].get_closest_marker("covering").args
