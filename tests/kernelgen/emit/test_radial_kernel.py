@@ -137,13 +137,14 @@ def test_no_edges_are_no_blocks() -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.covering(0)
 @pytest.mark.parametrize(
     ("name", "arch", "accuracy"),
     [
         *(("mace-mp-medium", arch, "ieee") for arch in ("sm_80", "sm_90", "sm_120")),
         ("mace-mp-medium", "sm_90", "tf32"),
-        pytest.param("mace-mp-large", "sm_90", "ieee", marks=pytest.mark.slow),
-        pytest.param("sevennet-l3i5", "sm_90", "ieee", marks=pytest.mark.slow),
+        ("mace-mp-large", "sm_90", "ieee"),
+        ("sevennet-l3i5", "sm_90", "ieee"),
     ],
 )
 def test_default_schedules_compile(name: str, arch: str, accuracy: str) -> None:

@@ -254,15 +254,16 @@ def test_its_code_is_for_one_architecture() -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.covering(0)
 @pytest.mark.parametrize(
     ("name", "accuracy", "knobs", "most"),
     [
         ("mace-mp-medium", "ieee", {"paths_at_once": 5}, 128),
         ("mace-mp-medium", "ieee", {"paths_at_once": 10, "coupled": 2}, 192),
         ("mace-mp-medium", "tf32", {"paths_at_once": 5}, 256),
-        pytest.param("mace-mp-large", "ieee", {"paths_at_once": 5}, 512, marks=pytest.mark.slow),
-        pytest.param("mace-mp-large", "tf32", {"paths_at_once": 10}, 384, marks=pytest.mark.slow),
-        pytest.param("sevennet-l3i5", "ieee", {"paths_at_once": 10}, 704, marks=pytest.mark.slow),
+        ("mace-mp-large", "ieee", {"paths_at_once": 5}, 512),
+        ("mace-mp-large", "tf32", {"paths_at_once": 10}, 384),
+        ("sevennet-l3i5", "ieee", {"paths_at_once": 10}, 704),
     ],
 )
 def test_products_run_beside_the_rest(name: str, accuracy: str, knobs: dict[str, Any], most: int) -> None:

@@ -180,18 +180,14 @@ def test_what_has_no_such_kernel() -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.covering(0)
 @pytest.mark.parametrize(
     ("name", "accuracy", "knobs"),
     [
         ("mace-mp-medium", "ieee", {"warps": 8, "tiles": 4, "ahead": "hidden", "paths_at_once": 1}),
         ("mace-mp-medium", "ieee", {"warps": 12, "tiles": 2, "paths_at_once": 1}),
-        pytest.param(
-            "mace-mp-large",
-            "ieee",
-            {"path_groups": 2, "warps": 8, "tiles": 2, "paths_at_once": 1},
-            marks=pytest.mark.slow,
-        ),
-        pytest.param("mace-mp-medium", "tf32", {"warps": 8, "tiles": 4}, marks=pytest.mark.slow),
+        ("mace-mp-large", "ieee", {"path_groups": 2, "warps": 8, "tiles": 2, "paths_at_once": 1}),
+        ("mace-mp-medium", "tf32", {"warps": 8, "tiles": 4}),
     ],
 )
 def test_sums_stay_in_registers(name: str, accuracy: str, knobs: dict[str, Any]) -> None:

@@ -21,17 +21,14 @@ SUITE = load_problems()
 
 
 CASES = [(name, "conv") for name in SUITE] + [(name, "plain") for name in ("mace-mp-medium", "sevennet-0")]
-# Beyond the first a case is slow, and beyond the second also in slow runs some parts are left out.
+# All parts of problems with a number of paths between these, one part of each other: the small ones are many, and the
+# large ones take long.
 FEW_PATHS, MANY_PATHS = 10, 20
 
 
-def slow_if_large(name: str, operation: str) -> object:
-    marks = [pytest.mark.slow] if len(SUITE[name].instructions) > FEW_PATHS else []
-    return pytest.param(name, operation, marks=marks)
-
-
+@pytest.mark.covering(0)
 @pytest.mark.usefixtures("quick_kernels")
-@pytest.mark.parametrize(("name", "operation"), [slow_if_large(*case) for case in CASES])
+@pytest.mark.parametrize(("name", "operation"), CASES)
 def test_suite_problems(name: str, operation: str) -> None:
     problem = SUITE[name]
     operator = build(problem, operation=operation, dtype=torch.float64)
