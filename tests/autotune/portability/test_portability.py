@@ -47,6 +47,7 @@ def entries_on(arch: str) -> tuple[PortableKernel, ...]:
 
 
 @pytest.mark.slow
+@pytest.mark.covering(0)
 @pytest.mark.parametrize("arch", ["sm_80", "sm_86", "sm_100"])
 def test_a_sample_of_what_is_shipped_compiles_within_the_cards_limits(arch: str) -> None:
     """Every kind of kernel on the three kinds of limits; another capability differs in the compiler's target alone."""

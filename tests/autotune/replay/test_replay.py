@@ -130,6 +130,7 @@ def test_default_order_is_counted_exactly(recorded: Record) -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.covering(0)
 @pytest.mark.parametrize("sampler", ["tpe", "climb", "random", "gp"])
 def test_samplers_walk_the_record_to_its_end(recorded: Record, sampler: str) -> None:
     most = 14 if sampler == "gp" else 1000
