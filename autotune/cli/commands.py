@@ -26,7 +26,7 @@ from autotune.cli import replay as cli_replay
 from autotune.cli import tune as cli_tune
 from autotune.cli.replay import explain_defaults, record
 from autotune.cli.tune import show_misses
-from autotune.extras import typed
+from autotune.paths import typed
 from kernelgen.errors import EquituneError
 from kernelgen.files import with_fit_texts
 

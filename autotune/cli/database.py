@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Literal
 import typer
 
 from autotune.cli import options
-from autotune.extras import typed
+from autotune.paths import typed
 
 if TYPE_CHECKING:
     from autotune.database.entry import Entry

@@ -17,7 +17,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, NoReturn
 
-from autotune.extras import TUNE, lacking, missing_packages, typed
+from autotune.paths import TUNE, lacking, missing_packages, typed
 
 if TYPE_CHECKING:
     from rich.table import Table

@@ -17,7 +17,7 @@ import typer
 from typer.core import TyperGroup
 
 from autotune.errors import ConfigError
-from autotune.extras import typed
+from autotune.paths import typed
 
 # The exit code after Ctrl-C.
 INTERRUPTED = 130

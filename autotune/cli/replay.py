@@ -10,7 +10,7 @@ import typer
 
 from autotune.cli import options
 from autotune.cli.options import Group
-from autotune.extras import typed
+from autotune.paths import typed
 
 
 class ReplayGroup(Group):

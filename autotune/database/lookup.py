@@ -47,7 +47,7 @@ from autotune.database.nearest import (
 from autotune.database.predicted import Predicted, chosen_before, forms_for_skew, predict, serves, tries
 from autotune.database.store import Table, database_dirs, database_path, load_table, tuned_dirs
 from autotune.errors import TuningMissError
-from autotune.extras import typed
+from autotune.paths import typed
 from autotune.workload.kinds.base import Problem
 from autotune.workload.kinds.harmonics import VECTORS, VectorsKind, product_schedule
 from autotune.workload.kinds.registry import kernel_kind

@@ -17,8 +17,8 @@ import torch
 from autotune.database.lookup import Tuning
 from autotune.database.misses import keep_misses, read_misses
 from autotune.database.store import database_dirs, writable_results_dir
-from autotune.extras import require_tune
 from autotune.measure.timing import verdict
+from autotune.paths import require_tune
 from autotune.text import direction_name, interval_text, time_text
 from autotune.tune.model_passes import (
     ENOUGH_ROUNDS,
