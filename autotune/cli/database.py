@@ -205,7 +205,7 @@ def pull(
     results: options.Results = None,
 ) -> None:
     """Take this device's entries from a shared database; those without a certificate or a legal launch are refused."""
-    from autotune.database.exchange import pull as pull_from
+    from autotune.database.maintenance import pull as pull_from
     from kernelgen.device import device_facts
 
     facts = None if of else device_facts(options.resolve_device(device))
@@ -224,7 +224,7 @@ def push(
     results: options.Results = None,
 ) -> None:
     """Put this device's entries into a folder that others pull from; the better of two entries stays there."""
-    from autotune.database.exchange import push as push_to
+    from autotune.database.maintenance import push as push_to
     from kernelgen.device import device_facts
 
     slug = device_facts(options.resolve_device(device)).slug
