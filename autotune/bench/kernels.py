@@ -52,9 +52,8 @@ from autotune.database.lookup import Finder
 from autotune.database.maintenance import hash_of_text, now_text, software_versions, source_text
 from autotune.database.store import Database, database_path, writable_results_dir
 from autotune.errors import ConfigError, WorkerError, unknown_name
-from autotune.measure.conditions import require_energy
-from autotune.measure.kinds import measured_kind, space_of
-from autotune.measure.operations import new_graph, order_ms
+from autotune.measure.kinds import measured_kind, new_graph, order_ms, space_of
+from autotune.measure.timing import require_energy
 from autotune.measure.worker import START_LIMIT_S, Worker, on_each
 from autotune.text import NOT_COMPARED, counted
 from autotune.workload.config import TuneConfig, by_problem, find_problem, load_config, load_graphs

@@ -294,7 +294,7 @@ def largest(
 
     One model and one path after the other. The record is results/models/DEVICE.json.
     """
-    from autotune.bench.largest import LargestRequest, largest_crystals, table_lines
+    from autotune.bench.whole_models import LargestRequest, largest_crystals, table_lines
 
     _require_dtype(dtype)
     given = tuple(model or ()), tuple(contender or ())
