@@ -17,8 +17,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from autotune.database.entry import what_is_wrong
-from autotune.measure.kinds import Run, measured_kind
-from autotune.measure.operations import guarded, order_of
+from autotune.measure.kinds import Run, guarded, measured_kind, order_of
 from autotune.measure.references import Reference
 from autotune.measure.worker import Worker, WorkerLost
 from autotune.workload.workload import Tensors, Workload
@@ -40,7 +39,7 @@ class Outcome:
 
     compile_s, measure_s: seconds of compilation, and of the rest of the trial.
     cut: given up after a few samples because it is far slower than the best, so its median is imprecise.
-    conditions: of the machine while it was timed, see :mod:`autotune.measure.conditions`.
+    conditions: of the machine while it was timed, see :mod:`autotune.measure.timing`.
     errors: largest relative error against float64 by output slot. certificate: see
     :func:`autotune.measure.trial.certify`; empty unless it was asked for. device_lost: nothing more can run in
     that process.

@@ -17,8 +17,7 @@ from torch import Tensor
 from autotune.database.lookup import Tuning
 from autotune.database.misses import Request, requests_of
 from autotune.errors import ConfigError
-from autotune.measure.conditions import Watch
-from autotune.measure.timing import ratio_interval
+from autotune.measure.timing import Watch, ratio_interval
 from autotune.models.accelerate import accelerate
 from autotune.models.whole_model import WholeModel, find_atoms, open_made, open_model, returned_by
 from autotune.modules.base import TunedModule

@@ -14,7 +14,7 @@ import torch
 from autotune.compare.peers import cuequivariance, e3nn, openequivariance, symmetric_contraction
 from autotune.compare.peers.others import HARMONICS_ADAPTERS, RADIAL_ADAPTERS, VECTORS_ADAPTERS
 from autotune.compare.peers.peer import PEER_TOLERANCE, Adapter, CheckedPasses, Peer, Product, Task
-from autotune.measure.operations import AutogradPasses
+from autotune.measure.kinds import AutogradPasses
 from autotune.measure.references import Reference
 from autotune.workload.workload import Tensors, Workload
 

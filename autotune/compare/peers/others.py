@@ -19,7 +19,7 @@ from autotune.compare.peers import openequivariance as openequivariance_peer
 from autotune.compare.peers.peer import Adapter, Product, Task, needs
 from autotune.database.lookup import find_schedule
 from autotune.errors import PeerError
-from autotune.measure.operations import Call, order_of
+from autotune.measure.kinds import Call, order_of
 from autotune.measure.references import e3nn_harmonics, radial_problem
 from autotune.workload.kinds.radial_convolution import RadialKind
 from autotune.workload.workload import GraphClass

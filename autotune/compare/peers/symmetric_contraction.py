@@ -18,7 +18,7 @@ import torch
 from autotune.compare.peers import cuequivariance as cuequivariance_peer
 from autotune.compare.peers.peer import Adapter, Product, Task, needs
 from autotune.errors import PeerError
-from autotune.measure.operations import Call
+from autotune.measure.kinds import Call
 from autotune.measure.references import EXACT, by_component, contract, contraction_of, from_component
 from autotune.workload.workload import DTYPES
 from kernelgen.arithmetic.contraction_couplings import polynomials

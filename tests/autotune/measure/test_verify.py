@@ -9,7 +9,7 @@ import pytest
 import torch
 from reference import e3nn_module
 
-from autotune.measure.operations import AutogradPasses
+from autotune.measure.kinds import AutogradPasses
 from autotune.measure.references import Reference, choose_nodes
 from autotune.workload.config import load_graphs
 from autotune.workload.kinds.base import TOLERANCE

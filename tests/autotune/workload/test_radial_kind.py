@@ -15,8 +15,7 @@ from autotune.compare.peers.peer import Task
 from autotune.database.entry import what_is_wrong
 from autotune.database.lookup import find_schedule
 from autotune.errors import ConfigError
-from autotune.measure.kinds import measured_kind, space_of
-from autotune.measure.operations import guarded
+from autotune.measure.kinds import guarded, measured_kind, space_of
 from autotune.modules import radial_convolution as tuned
 from autotune.search.starting_points import starting_points
 from autotune.workload.config import load_all
