@@ -73,6 +73,11 @@ MOVED: dict[str, str] = {
     ),
     "modules.radial_convolution": "modules.radial.convolution modules.radial.tuned",
     "workload.config": "workload.config_tables",
+    "workload.kind": "workload.kinds.base",
+    "workload.known_kinds": (
+        "workload.kinds.harmonics workload.kinds.radial_convolution workload.kinds.registry "
+        "workload.kinds.symmetric_contraction workload.kinds.tensor_product"
+    ),
     "workload.graphs": "workload.edge_lists workload.water",
     "workload.workload": "workload.graph_class workload.passes workload.restriction workload.tensors",
 }
@@ -80,6 +85,8 @@ MOVED: dict[str, str] = {
 RENAMED: dict[str, dict[str, str]] = {
     "integrations.mace_backend.linear": {"Path": "LinearPath"},
     "integrations.mace_backend.skip": {"Path": "SpeciesPath"},
+    "workload.kinds.radial_convolution": {"OPERATION": "RADIAL"},
+    "workload.kinds.symmetric_contraction": {"OPERATION": "CONTRACTION"},
 }
 _HERE = Path(__file__).parent
 _OLD = {old for names in MOVED.values() for old in names.split()}

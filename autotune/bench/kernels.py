@@ -58,7 +58,7 @@ from autotune.measure.worker import START_LIMIT_S, Worker, on_each
 from autotune.text import NOT_COMPARED, counted
 from autotune.workload.config import TuneConfig, by_problem, find_problem, load_config, load_graphs
 from autotune.workload.graphs import GraphSpec, build_graph
-from autotune.workload.kinds.registry import CONVOLUTIONS, kernel_kind
+from autotune.workload.known_kinds import CONVOLUTIONS, kernel_kind
 from autotune.workload.workload import Workload, moved_bytes
 from kernelgen.arithmetic.directions import DIRECTIONS, fixed_order_parts
 from kernelgen.device import DeviceFacts, device_facts

@@ -23,7 +23,7 @@ from autotune.modules.base import Found, Lookup
 from autotune.modules.convolution import operator_text
 from autotune.tune.model_passes import open_named
 from autotune.workload.config import find_problem, load_all
-from autotune.workload.kinds.registry import operations_of
+from autotune.workload.known_kinds import operations_of
 from autotune.workload.toml_tables import read_toml
 from kernelgen.compile.host import LEVELS, features_of
 from kernelgen.compile.pack_file import PackFile, write_index

@@ -25,8 +25,8 @@ from autotune.paths import typed
 from autotune.text import contender_name, direction_name, interval_text, time_text
 from autotune.tune.publish import verdict_of
 from autotune.workload.config import find_problem, load_all, load_config
-from autotune.workload.kinds.base import Problem
-from autotune.workload.kinds.registry import kernel_kind, operations_of
+from autotune.workload.kind import Problem
+from autotune.workload.known_kinds import kernel_kind, operations_of
 from autotune.workload.toml_tables import known_configs
 from autotune.workload.workload import GraphClass, Workload
 from kernelgen.device import DeviceFacts, device_facts

@@ -24,7 +24,7 @@ from autotune.measure.kinds import measured_kind
 from autotune.measure.trial import free_memory
 from autotune.measure.worker import CONTEXT
 from autotune.workload.graphs import GraphSpec, Points
-from autotune.workload.kinds.base import Problem
+from autotune.workload.kind import Problem
 from autotune.workload.workload import Workload
 
 COMPILED_PEER = "e3nn-compiled"

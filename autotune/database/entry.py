@@ -18,7 +18,7 @@ from types import MappingProxyType
 from typing import Any
 
 from autotune.errors import DatabaseError
-from autotune.workload.kinds.registry import KINDS, OPERATIONS, kernel_kind, problem_from_key
+from autotune.workload.known_kinds import KINDS, OPERATIONS, kernel_kind, problem_from_key
 from autotune.workload.workload import GraphClass, Identity
 from kernelgen.device import DeviceFacts
 from kernelgen.errors import EquituneError

@@ -41,7 +41,7 @@ from autotune.database.store import (
 from autotune.errors import DatabaseError
 from autotune.text import time_text
 from autotune.workload.config import find_problem
-from autotune.workload.kinds.registry import kernel_kind
+from autotune.workload.known_kinds import kernel_kind
 from kernelgen.device import DeviceFacts, cuda_facts
 from kernelgen.errors import EquituneError, cause_of
 from kernelgen.files import parse_json

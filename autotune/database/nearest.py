@@ -12,8 +12,8 @@ from typing import Any
 from autotune.database.entry import Entry, is_alike
 from autotune.database.store import Table, database_dirs, device_files, load_table, tuned_dirs
 from autotune.database.trials import quarantine_path, quarantined
-from autotune.workload.kinds.base import KernelKind
-from autotune.workload.kinds.registry import kernel_kind
+from autotune.workload.kind import KernelKind
+from autotune.workload.known_kinds import kernel_kind
 from autotune.workload.workload import GraphClass
 from kernelgen.device import DeviceFacts
 from kernelgen.errors import ScheduleError

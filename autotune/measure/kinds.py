@@ -1,7 +1,8 @@
 """The kinds of kernels with all that is asked of them where schedules are tried: one class a kind, one table.
 
 A :class:`MeasuredKind` has tensors, float64 reference, operator, calls and search space, beside what
-:mod:`autotune.workload.kinds` says of the kind, which is all that a model loads. A new kind adds its line to ``KINDS``.
+:mod:`autotune.workload.known_kinds` says of the kind, which is all that a model loads. A new kind adds its line to
+``KINDS``.
 """
 
 from __future__ import annotations
@@ -21,11 +22,15 @@ from autotune.database.lookup import build_vectors
 from autotune.measure import references
 from autotune.measure.references import ContractionReference, contraction_of, make_features
 from autotune.measure.space import Space, contraction_space, harmonics_space, radial_space, search_space
-from autotune.workload.kinds.base import KernelKind
-from autotune.workload.kinds.harmonics import HARMONICS_OPERANDS, HarmonicsKind, VectorsKind
-from autotune.workload.kinds.radial_convolution import RadialKind
-from autotune.workload.kinds.symmetric_contraction import ContractionKind
-from autotune.workload.kinds.tensor_product import ProductKind
+from autotune.workload.kind import KernelKind
+from autotune.workload.known_kinds import (
+    HARMONICS_OPERANDS,
+    ContractionKind,
+    HarmonicsKind,
+    ProductKind,
+    RadialKind,
+    VectorsKind,
+)
 from autotune.workload.workload import Tensors, Workload, make_tensors
 from kernelgen.arithmetic.contraction import contraction_double_backward
 from kernelgen.arithmetic.directions import OPERANDS

@@ -16,8 +16,8 @@ from autotune.database.lookup import Tuning
 from autotune.database.misses import asked
 from autotune.errors import TuningMissError
 from autotune.modules import base
-from autotune.workload.kinds.base import Problem
-from autotune.workload.kinds.registry import problem_from_key
+from autotune.workload.kind import Problem
+from autotune.workload.known_kinds import problem_from_key
 from autotune.workload.workload import GraphClass
 from kernelgen.compat import constant_result
 from kernelgen.errors import ProblemError

@@ -15,7 +15,7 @@ from autotune.database.lookup import Tuning, find_schedule
 from autotune.database.nearest import is_of_architecture
 from autotune.modules.base import autocast
 from autotune.modules.convolution import TensorProductConv
-from autotune.workload.kinds.radial_convolution import OPERATION, STREAMED, WHOLE, RadialKind
+from autotune.workload.known_kinds import RADIAL, STREAMED, WHOLE, RadialKind
 from autotune.workload.workload import GraphClass
 from kernelgen.compat import is_eager
 from kernelgen.device import device_facts
@@ -246,9 +246,9 @@ def _tunings(
     operator: Operator, hidden: int, product: str, size: tuple[int, int], strict: bool | None
 ) -> dict[str, Tuning]:
     problem = RadialProblem(operator.problem, hidden, ACCURACY[product])
-    facts, where = device_facts(operator.device), GraphClass(OPERATION, *size)
+    facts, where = device_facts(operator.device), GraphClass(RADIAL, *size)
     return {
-        name: find_schedule(problem, OPERATION, name, "float32", operator.layout, facts, where, strict)
+        name: find_schedule(problem, RADIAL, name, "float32", operator.layout, facts, where, strict)
         for name in RadialKind.directions
     }
 

@@ -31,8 +31,8 @@ from autotune.text import (
     significant,
     time_text,
 )
-from autotune.workload.kinds.base import KernelKind
-from autotune.workload.kinds.registry import KINDS, OPERATIONS, kernel_kind
+from autotune.workload.kind import KernelKind
+from autotune.workload.known_kinds import KINDS, OPERATIONS, kernel_kind
 
 # A stored bench row with the values that the report needs: ratios, errors and resources.
 #

@@ -40,7 +40,7 @@ from autotune.tune.model_passes import (
 )
 from autotune.tune.run import tune
 from autotune.workload.config import TuneConfig, load_all
-from autotune.workload.kinds.registry import kernel_kind, problem_from_key
+from autotune.workload.known_kinds import kernel_kind, problem_from_key
 from autotune.workload.toml_tables import parse_duration
 from kernelgen.device import DeviceFacts, device_facts
 from kernelgen.errors import InputError

@@ -25,9 +25,8 @@ from autotune.modules.convolution import TunedRows
 from autotune.tune.publish import why_unfinished
 from autotune.workload.config import load_all
 from autotune.workload.graphs import GivenEdges, GraphSpec
-from autotune.workload.kinds.base import Problem, SourceOfSize
-from autotune.workload.kinds.registry import CONVOLUTIONS, kernel_kind, problem_from_key
-from autotune.workload.kinds.symmetric_contraction import OPERATION as CONTRACTION
+from autotune.workload.kind import Problem, SourceOfSize
+from autotune.workload.known_kinds import CONTRACTION, CONVOLUTIONS, kernel_kind, problem_from_key
 from autotune.workload.workload import Workload
 from kernelgen.device import DeviceFacts
 from kernelgen.errors import InputError

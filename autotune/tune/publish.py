@@ -38,7 +38,7 @@ from autotune.search.study import Study
 from autotune.text import direction_name, interval_text
 from autotune.workload.config import find_problem, load_graphs
 from autotune.workload.graphs import GraphSpec, build_graph
-from autotune.workload.kinds.registry import kernel_kind
+from autotune.workload.known_kinds import kernel_kind
 from autotune.workload.workload import Workload, moved_bytes
 from kernelgen.device import DeviceFacts, device_facts
 from kernelgen.errors import EquituneError

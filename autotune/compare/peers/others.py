@@ -21,7 +21,7 @@ from autotune.database.lookup import find_schedule
 from autotune.errors import PeerError
 from autotune.measure.kinds import Call, order_of
 from autotune.measure.references import e3nn_harmonics, radial_problem
-from autotune.workload.kinds.radial_convolution import RadialKind
+from autotune.workload.known_kinds import RadialKind
 from autotune.workload.workload import GraphClass
 from kernelgen.arithmetic.directions import DIRECTIONS
 from kernelgen.device import device_facts

@@ -20,7 +20,7 @@ from autotune.modules import radial_convolution as tuned
 from autotune.search.starting_points import starting_points
 from autotune.workload.config import load_all
 from autotune.workload.graphs import EdgesAlone, GraphSpec, RandomNeighbours, build_graph
-from autotune.workload.kinds.registry import problem_from_key
+from autotune.workload.known_kinds import problem_from_key
 from autotune.workload.workload import GraphClass, Workload
 from kernelgen.device import cuda_facts, device_facts
 from kernelgen.errors import ProblemError, UnsupportedError
