@@ -34,7 +34,6 @@ from typing import Any
 import torch
 
 from autotune.database.entry import Entry
-from autotune.database.knobs import within_limits
 from autotune.database.nearest import (
     Query,
     by_nearness,
@@ -43,6 +42,7 @@ from autotune.database.nearest import (
     is_legal,
     kindred_tables,
     with_skipped,
+    within_limits,
 )
 from autotune.database.predicted import Predicted, chosen_before, forms_for_skew, predict, serves, tries
 from autotune.database.store import Table, database_dirs, database_path, load_table, tuned_dirs
