@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from autotune.models.accelerate import accelerate, restore
     from autotune.models.capture import CapturedModel, CapturedTraining, capture, capture_training
     from autotune.models.stand_ins import Acceleration
-    from autotune.modules.convolution import TensorProductConv
+    from autotune.modules.convolution import RadialTensorProductConv, TensorProductConv
     from autotune.modules.harmonics import SphericalHarmonics, SphericalHarmonicsConv, spherical_harmonics
     from autotune.modules.product import (
         ElementwiseTensorProduct,
@@ -27,7 +27,6 @@ if TYPE_CHECKING:
         FullyConnectedTensorProduct,
         TensorProduct,
     )
-    from autotune.modules.radial_convolution import RadialTensorProductConv
     from autotune.modules.symmetric_contraction import SymmetricContraction
     from autotune.tune.model import ModelTuning, tune_model
     from autotune.workload.workload import GraphClass
@@ -72,10 +71,9 @@ _NAMES = {
     "autotune.models.accelerate": "accelerate restore",
     "autotune.models.capture": "CapturedModel CapturedTraining capture capture_training",
     "autotune.models.stand_ins": "Acceleration",
-    "autotune.modules.convolution": "TensorProductConv",
+    "autotune.modules.convolution": "RadialTensorProductConv TensorProductConv",
     "autotune.modules.harmonics": "SphericalHarmonics SphericalHarmonicsConv spherical_harmonics",
     "autotune.modules.product": "ElementwiseTensorProduct FullTensorProduct FullyConnectedTensorProduct TensorProduct",
-    "autotune.modules.radial_convolution": "RadialTensorProductConv",
     "autotune.modules.symmetric_contraction": "SymmetricContraction",
     "autotune.tune.model": "ModelTuning tune_model",
     "autotune.workload.workload": "GraphClass",

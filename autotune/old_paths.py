@@ -65,13 +65,15 @@ MOVED: dict[str, str] = {
     "models.torch_sim": "integrations.torch_sim",
     "models.whole_model": "models.atoms models.catalogue models.packages.registry",
     "modules.base": "modules.sizes",
-    "modules.convolution": "modules.tensor_product_conv modules.tuned_rows",
+    "modules.convolution": (
+        "modules.radial.convolution modules.radial.tuned modules.radial_convolution modules.tensor_product_conv "
+        "modules.tuned_rows"
+    ),
     "modules.harmonics": "modules.spherical_harmonics modules.spherical_harmonics_conv",
     "modules.product": (
         "modules.e3nn_interface.checkpoints modules.e3nn_interface.path_weights modules.e3nn_products "
         "modules.matrix_contraction modules.tensor_product"
     ),
-    "modules.radial_convolution": "modules.radial.convolution modules.radial.tuned",
     "workload.config": "workload.config_tables",
     "workload.kind": "workload.kinds.base",
     "workload.known_kinds": (

@@ -39,7 +39,7 @@ class RadialBlock(NamedTuple):
 def form_weights_inside(model: torch.nn.Module, **how: Any) -> int:
     """Have convolutions form the weights of their edges; the number of those that do.
 
-    how: options of :func:`autotune.modules.radial_convolution.convolve_radial`, with the ``product``.
+    how: options of :func:`autotune.modules.convolution.convolve_radial`, with the ``product``.
     """
     count = 0
     for block in list(model.modules()):

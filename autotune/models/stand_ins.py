@@ -20,10 +20,9 @@ from torch import Tensor
 from torch.nn.utils import parametrize
 
 from autotune.modules.base import NoTorchScript
-from autotune.modules.convolution import TensorProductConv
+from autotune.modules.convolution import TensorProductConv, convolve_radial
 from autotune.modules.harmonics import SphericalHarmonics
 from autotune.modules.product import E3nnCheckpoints, TensorProduct
-from autotune.modules.radial_convolution import convolve_radial
 from autotune.workload.workload import relayout
 from kernelgen.compat import o3
 from kernelgen.errors import UnsupportedError
@@ -192,7 +191,7 @@ class AcceleratedConvolution(ProductStandIn, TensorProductConv):
     def form_weights_of(self, network: torch.nn.Module, **how: Any) -> None:
         """Multiply by the last layer of a radial network here: the network gives what goes into it, as ``weights``.
 
-        how: options of :func:`autotune.modules.radial_convolution.convolve_radial`.
+        how: options of :func:`autotune.modules.convolution.convolve_radial`.
         """
         self.__dict__["radial"], self.__dict__["how"] = network, how
 

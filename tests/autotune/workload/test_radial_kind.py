@@ -16,7 +16,7 @@ from autotune.database.entry import what_is_wrong
 from autotune.database.lookup import find_schedule
 from autotune.errors import ConfigError
 from autotune.measure.kinds import guarded, measured_kind, space_of
-from autotune.modules import radial_convolution as tuned
+from autotune.modules import convolution as tuned
 from autotune.search.starting_points import starting_points
 from autotune.workload.config import load_all
 from autotune.workload.graphs import EdgesAlone, GraphSpec, RandomNeighbours, build_graph
