@@ -1,7 +1,7 @@
 """The command ``equitune``.
 
-Read ``commands`` (``tune``, ``report`` and others), ``options``, ``tune``, ``bench``, ``database`` (``equitune db``),
-``show`` (and ``replay``), ``doctor`` and ``pack`` with ``packing``. Without the packages of extra ``tune``, typer among
+Read ``commands`` (``report``, ``replay`` and others), ``options``, ``tune``, ``bench``, ``database`` (``equitune db``),
+``show``, ``doctor`` and ``pack`` with ``packing``. Without the packages of extra ``tune``, typer among
 them, ``doctor`` answers.
 """
 
