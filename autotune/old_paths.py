@@ -85,6 +85,9 @@ MOVED: dict[str, str] = {
 }
 # By old name of a module, what is called otherwise in the new one.
 RENAMED: dict[str, dict[str, str]] = {
+    "captured.packages.mace": {"CapturableMace": "Mace"},
+    "captured.packages.nequip": {"CapturableNequIP": "NequIP"},
+    "captured.packages.sevennet": {"CapturableSevenNet": "SevenNet"},
     "integrations.mace_backend.linear": {"Path": "LinearPath"},
     "integrations.mace_backend.skip": {"Path": "SpeciesPath"},
     "workload.kinds.radial_convolution": {"OPERATION": "RADIAL"},

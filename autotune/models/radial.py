@@ -1,6 +1,6 @@
 """Finds the blocks whose radial network gives the weights of a convolution, and moves the last layer over there.
 
-A package's file may have ``RADIAL_BLOCKS``: its kinds of such blocks.
+A package's table has ``radial_blocks``: its kinds of such blocks.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ def form_weights_inside(model: torch.nn.Module, **how: Any) -> int:
     """
     count = 0
     for block in list(model.modules()):
-        for kind in of_packages("RADIAL_BLOCKS"):
+        for kind in of_packages("radial_blocks"):
             if kind.matches(block):
                 convolution, network = block.get_submodule(kind.convolution), block.get_submodule(kind.network)
                 if isinstance(convolution, AcceleratedConvolution) and shorten(network):

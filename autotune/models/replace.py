@@ -36,7 +36,7 @@ from kernelgen.problem.product import problem_of
 
 # What :func:`autotune.accelerate` must know of a package's block that gathers, multiplies and sums.
 #
-# Every package's file has ``BLOCKS``: its kinds of block. A block keeps its identity, parameters, hooks and
+# Every package's table has ``blocks``: its kinds of block. A block keeps its identity, parameters, hooks and
 # names in checkpoints; only its product is replaced by a convolution, and the block is told to call that.
 
 
@@ -145,7 +145,7 @@ class PackageStandIn(StandIn, NoTorchScript):
 
 @dataclass(frozen=True)
 class PackageProduct:
-    """One of ``PACKAGE_PRODUCTS`` of a package's file.
+    """One of the ``products`` of a package's table.
 
     why_it_stays: of a module, the reason; empty if it can be replaced; None if it is no such product. kind: the words
     for it in the table of ``accelerate``.
@@ -158,7 +158,7 @@ class PackageProduct:
 
 def product_of(module: torch.nn.Module) -> PackageProduct | None:
     """The package's product that a module is, if any."""
-    known: tuple[PackageProduct, ...] = of_packages("PACKAGE_PRODUCTS")
+    known: tuple[PackageProduct, ...] = of_packages("products")
     return next((product for product in known if product.why_it_stays(module) is not None), None)
 
 
@@ -357,8 +357,8 @@ def compared(found: torch.Tensor, wanted: torch.Tensor, whose: str = "e3nn") -> 
 
 # Equitune's convolution in blocks that a package's conversion gave another library's (cuEquivariance, for one).
 #
-# The other parts of the conversion stay, such as cuEquivariance's symmetric contraction. A package's file may have
-# ``EXCHANGES``: its kinds of such blocks.
+# The other parts of the conversion stay, such as cuEquivariance's symmetric contraction. A package's table may have
+# ``exchanges``: its kinds of such blocks.
 
 
 class ExchangedConvolution(StandIn, TensorProductConv):
@@ -395,7 +395,7 @@ class Exchange(ABC):
 def exchange_all(model: torch.nn.Module, replacing: Replacing) -> Iterator[Place]:
     """Exchange every such convolution of a model, in place."""
     for name, block in list(model.named_modules()):
-        for kind in of_packages("EXCHANGES"):
+        for kind in of_packages("exchanges"):
             if library := kind.library(block):
                 yield _exchanged(replacing, kind, block, f"{name}.{kind.product}".lstrip("."), library)
 

@@ -236,10 +236,15 @@ PACKAGES = ("autotune.models.mace.package", "autotune.models.nequip.package", "a
 
 
 @functools.cache
+def packages() -> tuple[Any, ...]:
+    """The table of each (:class:`autotune.models.package.Package`), which its file has as ``PACKAGE``."""
+    return tuple(importlib.import_module(home).PACKAGE for home in PACKAGES)
+
+
+@functools.cache
 def of_packages(name: str) -> tuple[Any, ...]:
-    """What the files of all packages have in the tuple ``name``, such as ``BLOCKS``; not every file has each."""
-    modules = (importlib.import_module(home) for home in PACKAGES)
-    return tuple(value for module in modules for value in getattr(module, name, ()))
+    """What the tables of all packages have as ``name``, such as ``blocks``."""
+    return tuple(value for package in packages() for value in getattr(package, name))
 
 
 # What :func:`autotune.accelerate` did to a model, as a table.

@@ -412,7 +412,7 @@ class KeptInputs(Generic[Inputs]):
 
 
 def in_dtype(moving: Mapping[str, Tensor], dtype: torch.dtype) -> dict[str, Tensor]:
-    """What moves with the atoms (``CapturablePackage.moving``), in the dtype of a model."""
+    """What moves with the atoms (``Package.moving``), in the dtype of a model."""
     return {name: value.to(dtype) if value.is_floating_point() else value for name, value in moving.items()}
 
 

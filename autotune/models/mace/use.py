@@ -21,7 +21,7 @@ from torch import Tensor
 
 from autotune.models.accelerate import accelerate
 from autotune.models.lammps import TYPICAL_SIZE, RankGraph, compile_energies, ready_copy
-from autotune.models.mace.package import CAPTURABLE
+from autotune.models.mace.package import PACKAGE
 from autotune.models.mace.patched import forward_for_lammps
 from autotune.models.package import quietly, require_device
 from autotune.models.padding import triple_product
@@ -83,7 +83,7 @@ class MACECalculator(Stock, QuickSteps):
             return super()._atoms_to_batch(atoms)
         kept, graph = self.kept_inputs().of(atoms, self._depends_on(atoms), lambda: self._stocks_batch(atoms))
         batch = copy.copy(kept)
-        dtype, moving = batch.positions.dtype, CAPTURABLE.moving(self.models[0], graph)
+        dtype, moving = batch.positions.dtype, PACKAGE.moving(self.models[0], graph)
         for name, value in in_dtype(moving, dtype).items():
             setattr(batch, name, value)
         cell, volume = moving["cell"], triple_product(moving["cell"])

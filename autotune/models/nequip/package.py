@@ -18,7 +18,7 @@ from torch import Tensor
 
 from autotune.database.lookup import Tuning
 from autotune.errors import PeerError
-from autotune.models.capture import CapturablePackage, along_x, cube
+from autotune.models.capture import along_x, cube
 from autotune.models.layout import IrMulGate, ModelLayout, Part, check_same, outline
 from autotune.models.linear import AcceleratedLinear
 from autotune.models.neighbors import AtomicGraph
@@ -68,8 +68,7 @@ class TensorProductScatter(RetypedBlock):
     fused = "autotune.models.nequip.patched:FusedTensorProductScatter"
 
 
-BLOCKS = (TensorProductScatter(),)
-RADIAL_BLOCKS = (RadialBlock("nequip.nn.interaction_block", ("InteractionBlock",), "edge_mlp", "tp_scatter.tp"),)
+_SCATTER = TensorProductScatter()
 
 
 # NequIP's models in layout ``ir_mul``: every module that takes or gives node features.
@@ -168,8 +167,7 @@ def _parts_of_layer(layer: Any, name: str, features: str | None, types: int) -> 
     for linear in (block.linear_1, block.linear_2):
         check_e3nn(linear, o3.Linear)
     check_e3nn(scatter.tp, o3.TensorProduct)
-    (kind,) = BLOCKS
-    if not kind.matches(scatter):
+    if not _SCATTER.matches(scatter):
         raise UnsupportedError(f"{name}.conv.tp_scatter is a {type(scatter).__name__}")
     prefix = f"{name}.conv."
     if block.sc is not None:
@@ -182,7 +180,7 @@ def _parts_of_layer(layer: Any, name: str, features: str | None, types: int) -> 
     yield Part(block, "linear_1", f"{prefix}linear_1", LINEARS, first)
     check_same(block.linear_1.irreps_out, scatter.tp.irreps_in1, f"{prefix}tp_scatter")
     convolution = functools.partial(AcceleratedConvolution, layout="ir_mul")
-    yield Part(scatter, "tp", f"{prefix}tp_scatter.tp", CONVOLUTIONS, convolution, kind)
+    yield Part(scatter, "tp", f"{prefix}tp_scatter.tp", CONVOLUTIONS, convolution, _SCATTER)
     second = functools.partial(AcceleratedLinear, irreps_in=str(scatter.tp.irreps_out))
     yield Part(block, "linear_2", f"{prefix}linear_2", LINEARS, second)
     check_same(block.linear_2.irreps_out, gate.irreps_in, f"{name}.equivariant_nonlin")
@@ -192,257 +190,10 @@ def _parts_of_layer(layer: Any, name: str, features: str | None, types: int) -> 
     return str(gate.irreps_out)
 
 
-LAYOUTS = (NequIPLayout(),)
-
-
 # NequIP's and Allegro's models. Read in nequip 0.19.1, ``nequip/nn/graph_model.py`` and ``grad_output.py``.
 
 # Inputs that a captured step takes. A structure without a cell gets one of zeros.
 _TAKEN = ("pos", "edge_index", "edge_cell_shift", "cell", "batch", "num_atoms", "atom_types")
-
-
-class CapturableNequIP(CapturablePackage):
-    """Ghosts are in a cubic cell of twice the cutoff; each of their edges goes from an atom to its next image."""
-
-    name = "NequIP"
-    classes = ("nequip.nn.graph_model.GraphModel",)
-    results = {
-        **dict.fromkeys(("total_energy", "stress", "virial"), "graphs"),
-        **dict.fromkeys(("atomic_energy", "forces", "node_features"), "atoms"),
-    }
-    # What modules leave in the data beside their results.
-    left_out = frozenset(
-        (
-            *("node_attrs", "feature_norm_factor", "edge_vectors", "edge_lengths", "normed_edge_lengths"),
-            *("edge_cutoff", "edge_type_flat", "edge_attrs", "edge_embedding", "edge_features", "edge_energy"),
-        )
-    )
-
-    def check(self, model: Any) -> None:
-        if model.is_compile_graph_model:
-            raise UnsupportedError("this NequIP model compiles itself (compile_mode: compile); capture an eager one")
-
-    def runs_eagerly(self, model: Any, inputs: Mapping[str, Any], options: Mapping[str, Any]) -> str:
-        if model.training:
-            return "training"
-        return next((name for name in model.model_input_fields if name in inputs and name not in _TAKEN), "")
-
-    def cutoff(self, model: Any) -> float:
-        return float(model.metadata["r_max"])
-
-    def fields(self, model: Any, inputs: Mapping[str, Any], cutoff: float) -> tuple[Fields, Counts]:
-        positions, edges = inputs["pos"].detach(), inputs["edge_index"]
-        atoms, count = positions.shape[0], edges.shape[-1]
-        numbers = inputs.get("num_atoms")
-        if numbers is None:
-            numbers = edges.new_full((1,), atoms)
-        graphs = numbers.shape[0]
-        batch, cell, shift = (inputs.get(name) for name in ("batch", "cell", "edge_cell_shift"))
-        cells = positions.new_zeros(1, 3, 3) if cell is None else cell.detach().view(-1, 3, 3)
-        if cells.shape[0] == 1:  # of all structures
-            cells = cells.expand(graphs, 3, 3)
-        if shift is None:
-            if cell is not None:
-                raise InputError("there is a cell and no edge_cell_shift; pass the cells between each edge's atoms")
-            shift = positions.new_zeros(1, 3).expand(count, 3)
-        if batch is None:
-            if graphs != 1:
-                raise InputError(
-                    f"num_atoms is of {graphs} structures, and there is no batch; pass the structure of each atom"
-                )
-            batch = edges.new_zeros(1).expand(atoms)
-        if len({positions.dtype, shift.dtype, cells.dtype}) > 1:
-            raise InputError(
-                f"pos is {positions.dtype}, edge_cell_shift {shift.dtype} and cell {cells.dtype}; expected one dtype"
-            )
-        fields = {
-            "pos": Field(positions, "atoms", 0.0, each=(3,)),
-            "atom_types": Field(inputs["atom_types"], "atoms", 0),
-            "batch": Field(batch, "atoms", graphs, below="graphs"),
-            "edge_index": Field(edges, "edges", ghost_ends, axis=1, below="atoms", each=(2,)),
-            "edge_cell_shift": Field(shift.detach(), "edges", along_x(1.0), each=(3,)),
-            "cell": Field(cells, "graphs", cube(2 * cutoff), each=(3, 3)),
-            "num_atoms": Field(numbers, "graphs", ghost_atoms),
-        }
-        return fields, Counts(atoms, count, graphs)
-
-    def moving(self, model: Any, graph: AtomicGraph) -> dict[str, Tensor]:
-        return {
-            "pos": graph.positions,
-            "edge_index": torch.stack((graph.centers, graph.neighbors)),
-            "edge_cell_shift": graph.unit_shifts,
-            "cell": graph.cell[None],
-        }
-
-    def answer(self, model: Any, inputs: Mapping[str, Any], found: dict[str, Any]) -> dict[str, Any]:
-        """With the inputs, as NequIP returns them; without a cell there is no stress."""
-        if "cell" not in inputs and "stress" in found:
-            found["stress"] = found["stress"].new_empty(0)
-        return {**{name: inputs[name] for name in _TAKEN if name in inputs}, **found}
-
-
-CAPTURABLE = CapturableNequIP()
-CAPTURED = (CAPTURABLE,)
-
-
-# NequIP: its GNN model and its modifiers for OpenEquivariance and cuEquivariance.
-
-
-class NequIP(Package):
-    """``modifiers``: those of the package that put its fast paths into a model, by peer."""
-
-    name = "nequip"
-    modules: ClassVar[tuple[str, ...]] = ("nequip", "lightning")
-    install = "nequip==0.19.1"
-    captured = True
-    modifiers: ClassVar[Mapping[str, str]] = {
-        "cuequivariance": "enable_CuEquivariance",
-        "openequivariance": "enable_OpenEquivariance",
-    }
-    peers = tuple(modifiers)
-    compiled: ClassVar[Mapping[str, tuple[str, ...]]] = {"aotinductor": ("stock", *modifiers)}
-    neighbor_function = ("nequip.data.transforms.neighborlist", "compute_neighborlist_")
-    dtype_of_data = torch.float64
-
-    def builder(self) -> Callable[..., torch.nn.Module]:
-        """The package's function that makes a model of hyperparameters."""
-        from nequip.model import NequIPGNNModel
-
-        return NequIPGNNModel
-
-    def build(self, parameters: Parameters, seed: int) -> torch.nn.Module:
-        from ase.data import chemical_symbols
-        from nequip.utils.global_state import set_global_state
-
-        given = dict(parameters)
-        names = [chemical_symbols[number] for number in numbers_of(given.pop("species"))]
-        if given.pop("zbl"):
-            given["pair_potential"] = {
-                "_target_": "nequip.nn.pair_potential.ZBL",
-                "units": "metal",
-                "chemical_species": names,
-            }
-        dtype = torch.get_default_dtype()
-        set_global_state()
-        torch.set_default_dtype(dtype)  # the line above changes it
-        return self.builder()(
-            r_max=given.pop("cutoff"),
-            type_names=names,
-            per_type_energy_scales=given.pop("scale"),
-            per_type_energy_shifts=given.pop("shift"),
-            seed=seed,
-            model_dtype=str(dtype).removeprefix("torch."),
-            compile_mode="eager",
-            **given,
-        )
-
-    def load(self, path: Path) -> torch.nn.Module:
-        from nequip.model.saved_models import load_saved_model
-        from nequip.utils.global_state import set_global_state
-
-        set_global_state()
-        return load_saved_model(str(path), compile_mode="eager")
-
-    def owns(self, model: torch.nn.Module) -> bool:
-        # A packaged model's classes are in modules like <torch_package_0>.nequip.nn.graph_model.
-        return "nequip." in type(model).__module__
-
-    def cutoff(self, model: Any) -> float:
-        return float(model.metadata["r_max"])
-
-    def species(self, model: Any) -> tuple[int, ...]:
-        from ase.data import atomic_numbers
-
-        return tuple(sorted(atomic_numbers[name] for name in model.metadata["type_names"].split()))
-
-    def inputs(self, model: Any, atoms: Sequence[Atoms], device: str) -> dict[str, Any]:
-        from nequip.data import AtomicDataDict, from_ase
-
-        transforms = self._transforms(model)
-        frames = []
-        # Geometry stays in float64, as its calculator passes it: the model casts what it derives from it.
-        with default_dtype(torch.float64):
-            for one in atoms:
-                frame = from_ase(one)
-                for transform in transforms:
-                    frame = transform(frame)
-                frames.append(frame)
-            data = frames[0] if len(frames) == 1 else AtomicDataDict.batched_from_list(frames)
-        return converted(data, device, torch.float64)
-
-    def _transforms(self, model: Any) -> list[Any]:
-        """Those of NequIP's own calculators."""
-        from nequip.integrations.utils import basic_transforms
-
-        names = model.metadata["type_names"].split()
-        return basic_transforms(model.metadata, self.cutoff(model), names, {name: name for name in names})
-
-    def calculator(self, model: Any, device: str) -> Any:
-        from nequip.integrations.ase import NequIPCalculator
-
-        return NequIPCalculator(model.eval(), device, transforms=self._transforms(model))
-
-    def evaluate(self, model: torch.nn.Module, inputs: dict[str, Any], *, training: bool, stress: bool) -> Outputs:
-        out = model({name: value.detach() for name, value in inputs.items()})
-        found = out["stress"].reshape(-1, 3, 3) if stress else None
-        return Outputs(out["total_energy"].reshape(-1), out["forces"], found, out["atomic_energy"].reshape(-1))
-
-    def accelerated(self, model: torch.nn.Module, peer: str, device: str) -> torch.nn.Module:
-        from nequip.model.modify_utils import modify
-
-        # Without a dtype: parts of the model are float64 in every model.
-        return modify(model, [{"modifier": self.modifiers[peer]}]).to(device)
-
-    def in_compiled_form(self, model: torch.nn.Module, form: str, device: str) -> torch.nn.Module:
-        """As ``nequip-compile --mode aotinductor --target ase``, on a small made-up crystal of the model's elements."""
-        return AotInductorModel(model, self.inputs(model, [_small_crystal(self.species(model))], device), device)
-
-
-def _small_crystal(species: Sequence[int]) -> Atoms:
-    from ase.build import bulk
-
-    atoms = bulk("C", "diamond", 3.567, cubic=True)
-    atoms.numbers = [species[place % len(species)] for place in range(len(atoms))]
-    atoms.rattle(0.05, seed=0)
-    return atoms
-
-
-class AotInductorModel(torch.nn.Module):
-    """NequIP's or Allegro's model as its compiled file computes it, for one structure a call and without training.
-
-    Read in nequip 0.19.1, ``nequip/scripts/compile.py``. stock: the model that was compiled.
-    """
-
-    compiled: Any
-
-    def __init__(self, stock: Any, data: dict[str, Any], device: str) -> None:
-        from nequip.nn.compile import DictInputOutputWrapper
-        from nequip.scripts._compile_utils import COMPILE_TARGET_DICT
-        from nequip.utils.aot import aot_export_model
-
-        super().__init__()
-        self.stock, self.metadata = stock.eval(), stock.metadata
-        target = COMPILE_TARGET_DICT["ase"]
-        sizes = {of: torch.export.Dim(f"num_{of}s", min=2) for of in ("graph", "node", "edge")}
-        with tempfile.TemporaryDirectory() as folder:
-            path = str(Path(folder) / "model.nequip.pt2")
-            aot_export_model(
-                model=self.stock,
-                device=device,
-                input_fields=target["input"],
-                output_fields=target["output"],
-                data=target["data_settings"](data),
-                batch_map=target["batch_map_settings"](sizes),
-                output_path=path,
-            )
-            # Not registered: its weights are in the file.
-            loaded = torch._inductor.aoti_load_package(path)
-        self.__dict__["compiled"] = DictInputOutputWrapper(loaded, target["input"], target["output"])
-
-    def forward(self, data: dict[str, Any]) -> dict[str, Any]:
-        if self.training:
-            raise PeerError("a file of AOTInductor has no gradients of weights")
-        return self.compiled(data)
 
 
 # Allegro's ``Contracter``: a product of channels with the same number, with shared weights by path.
@@ -553,7 +304,243 @@ def _allegro_paths(original: Any) -> list[tuple[int, int, int]]:
     ]
 
 
-PACKAGE_PRODUCTS = (PackageProduct(_why_contracter_stays, AcceleratedContracter),)
+# NequIP: its GNN model and its modifiers for OpenEquivariance and cuEquivariance.
+
+
+class NequIP(Package):
+    """``modifiers``: those of the package that put its fast paths into a model, by peer."""
+
+    name = "nequip"
+    title = "NequIP"
+    modules: ClassVar[tuple[str, ...]] = ("nequip", "lightning")
+    install = "nequip==0.19.1"
+    modifiers: ClassVar[Mapping[str, str]] = {
+        "cuequivariance": "enable_CuEquivariance",
+        "openequivariance": "enable_OpenEquivariance",
+    }
+    peers = tuple(modifiers)
+    compiled: ClassVar[Mapping[str, tuple[str, ...]]] = {"aotinductor": ("stock", *modifiers)}
+    neighbor_function = ("nequip.data.transforms.neighborlist", "compute_neighborlist_")
+    dtype_of_data = torch.float64
+
+    blocks = (_SCATTER,)
+    radial_blocks = (RadialBlock("nequip.nn.interaction_block", ("InteractionBlock",), "edge_mlp", "tp_scatter.tp"),)
+    products = (PackageProduct(_why_contracter_stays, AcceleratedContracter),)
+    layouts = (NequIPLayout(),)
+
+    classes = ("nequip.nn.graph_model.GraphModel",)
+    results = {
+        **dict.fromkeys(("total_energy", "stress", "virial"), "graphs"),
+        **dict.fromkeys(("atomic_energy", "forces", "node_features"), "atoms"),
+    }
+    # What modules leave in the data beside their results.
+    left_out = frozenset(
+        (
+            *("node_attrs", "feature_norm_factor", "edge_vectors", "edge_lengths", "normed_edge_lengths"),
+            *("edge_cutoff", "edge_type_flat", "edge_attrs", "edge_embedding", "edge_features", "edge_energy"),
+        )
+    )
+
+    def builder(self) -> Callable[..., torch.nn.Module]:
+        """The package's function that makes a model of hyperparameters."""
+        from nequip.model import NequIPGNNModel
+
+        return NequIPGNNModel
+
+    def build(self, parameters: Parameters, seed: int) -> torch.nn.Module:
+        from ase.data import chemical_symbols
+        from nequip.utils.global_state import set_global_state
+
+        given = dict(parameters)
+        names = [chemical_symbols[number] for number in numbers_of(given.pop("species"))]
+        if given.pop("zbl"):
+            given["pair_potential"] = {
+                "_target_": "nequip.nn.pair_potential.ZBL",
+                "units": "metal",
+                "chemical_species": names,
+            }
+        dtype = torch.get_default_dtype()
+        set_global_state()
+        torch.set_default_dtype(dtype)  # the line above changes it
+        return self.builder()(
+            r_max=given.pop("cutoff"),
+            type_names=names,
+            per_type_energy_scales=given.pop("scale"),
+            per_type_energy_shifts=given.pop("shift"),
+            seed=seed,
+            model_dtype=str(dtype).removeprefix("torch."),
+            compile_mode="eager",
+            **given,
+        )
+
+    def load(self, path: Path) -> torch.nn.Module:
+        from nequip.model.saved_models import load_saved_model
+        from nequip.utils.global_state import set_global_state
+
+        set_global_state()
+        return load_saved_model(str(path), compile_mode="eager")
+
+    def owns(self, model: torch.nn.Module) -> bool:
+        # A packaged model's classes are in modules like <torch_package_0>.nequip.nn.graph_model.
+        return "nequip." in type(model).__module__
+
+    def cutoff(self, model: Any) -> float:
+        return float(model.metadata["r_max"])
+
+    def species(self, model: Any) -> tuple[int, ...]:
+        from ase.data import atomic_numbers
+
+        return tuple(sorted(atomic_numbers[name] for name in model.metadata["type_names"].split()))
+
+    def inputs(self, model: Any, atoms: Sequence[Atoms], device: str) -> dict[str, Any]:
+        from nequip.data import AtomicDataDict, from_ase
+
+        transforms = self._transforms(model)
+        frames = []
+        # Geometry stays in float64, as its calculator passes it: the model casts what it derives from it.
+        with default_dtype(torch.float64):
+            for one in atoms:
+                frame = from_ase(one)
+                for transform in transforms:
+                    frame = transform(frame)
+                frames.append(frame)
+            data = frames[0] if len(frames) == 1 else AtomicDataDict.batched_from_list(frames)
+        return converted(data, device, torch.float64)
+
+    def _transforms(self, model: Any) -> list[Any]:
+        """Those of NequIP's own calculators."""
+        from nequip.integrations.utils import basic_transforms
+
+        names = model.metadata["type_names"].split()
+        return basic_transforms(model.metadata, self.cutoff(model), names, {name: name for name in names})
+
+    def calculator(self, model: Any, device: str) -> Any:
+        from nequip.integrations.ase import NequIPCalculator
+
+        return NequIPCalculator(model.eval(), device, transforms=self._transforms(model))
+
+    def evaluate(self, model: torch.nn.Module, inputs: dict[str, Any], *, training: bool, stress: bool) -> Outputs:
+        out = model({name: value.detach() for name, value in inputs.items()})
+        found = out["stress"].reshape(-1, 3, 3) if stress else None
+        return Outputs(out["total_energy"].reshape(-1), out["forces"], found, out["atomic_energy"].reshape(-1))
+
+    def accelerated(self, model: torch.nn.Module, peer: str, device: str) -> torch.nn.Module:
+        from nequip.model.modify_utils import modify
+
+        # Without a dtype: parts of the model are float64 in every model.
+        return modify(model, [{"modifier": self.modifiers[peer]}]).to(device)
+
+    def in_compiled_form(self, model: torch.nn.Module, form: str, device: str) -> torch.nn.Module:
+        """As ``nequip-compile --mode aotinductor --target ase``, on a small made-up crystal of the model's elements."""
+        return AotInductorModel(model, self.inputs(model, [_small_crystal(self.species(model))], device), device)
+
+    # Ghosts are in a cubic cell of twice the cutoff; each of their edges goes from an atom to its next image.
+
+    def check_captured(self, model: Any) -> None:
+        if model.is_compile_graph_model:
+            raise UnsupportedError("this NequIP model compiles itself (compile_mode: compile); capture an eager one")
+
+    def runs_eagerly(self, model: Any, inputs: Mapping[str, Any], options: Mapping[str, Any]) -> str:
+        if model.training:
+            return "training"
+        return next((name for name in model.model_input_fields if name in inputs and name not in _TAKEN), "")
+
+    def fields(self, model: Any, inputs: Mapping[str, Any], cutoff: float) -> tuple[Fields, Counts]:
+        positions, edges = inputs["pos"].detach(), inputs["edge_index"]
+        atoms, count = positions.shape[0], edges.shape[-1]
+        numbers = inputs.get("num_atoms")
+        if numbers is None:
+            numbers = edges.new_full((1,), atoms)
+        graphs = numbers.shape[0]
+        batch, cell, shift = (inputs.get(name) for name in ("batch", "cell", "edge_cell_shift"))
+        cells = positions.new_zeros(1, 3, 3) if cell is None else cell.detach().view(-1, 3, 3)
+        if cells.shape[0] == 1:  # of all structures
+            cells = cells.expand(graphs, 3, 3)
+        if shift is None:
+            if cell is not None:
+                raise InputError("there is a cell and no edge_cell_shift; pass the cells between each edge's atoms")
+            shift = positions.new_zeros(1, 3).expand(count, 3)
+        if batch is None:
+            if graphs != 1:
+                raise InputError(
+                    f"num_atoms is of {graphs} structures, and there is no batch; pass the structure of each atom"
+                )
+            batch = edges.new_zeros(1).expand(atoms)
+        if len({positions.dtype, shift.dtype, cells.dtype}) > 1:
+            raise InputError(
+                f"pos is {positions.dtype}, edge_cell_shift {shift.dtype} and cell {cells.dtype}; expected one dtype"
+            )
+        fields = {
+            "pos": Field(positions, "atoms", 0.0, each=(3,)),
+            "atom_types": Field(inputs["atom_types"], "atoms", 0),
+            "batch": Field(batch, "atoms", graphs, below="graphs"),
+            "edge_index": Field(edges, "edges", ghost_ends, axis=1, below="atoms", each=(2,)),
+            "edge_cell_shift": Field(shift.detach(), "edges", along_x(1.0), each=(3,)),
+            "cell": Field(cells, "graphs", cube(2 * cutoff), each=(3, 3)),
+            "num_atoms": Field(numbers, "graphs", ghost_atoms),
+        }
+        return fields, Counts(atoms, count, graphs)
+
+    def moving(self, model: Any, graph: AtomicGraph) -> dict[str, Tensor]:
+        return {
+            "pos": graph.positions,
+            "edge_index": graph.edge_index,
+            "edge_cell_shift": graph.unit_shifts,
+            "cell": graph.cell[None],
+        }
+
+    def answer(self, model: Any, inputs: Mapping[str, Any], found: dict[str, Any]) -> dict[str, Any]:
+        """With the inputs, as NequIP returns them; without a cell there is no stress."""
+        if "cell" not in inputs and "stress" in found:
+            found["stress"] = found["stress"].new_empty(0)
+        return {**{name: inputs[name] for name in _TAKEN if name in inputs}, **found}
+
+
+def _small_crystal(species: Sequence[int]) -> Atoms:
+    from ase.build import bulk
+
+    atoms = bulk("C", "diamond", 3.567, cubic=True)
+    atoms.numbers = [species[place % len(species)] for place in range(len(atoms))]
+    atoms.rattle(0.05, seed=0)
+    return atoms
+
+
+class AotInductorModel(torch.nn.Module):
+    """NequIP's or Allegro's model as its compiled file computes it, for one structure a call and without training.
+
+    Read in nequip 0.19.1, ``nequip/scripts/compile.py``. stock: the model that was compiled.
+    """
+
+    compiled: Any
+
+    def __init__(self, stock: Any, data: dict[str, Any], device: str) -> None:
+        from nequip.nn.compile import DictInputOutputWrapper
+        from nequip.scripts._compile_utils import COMPILE_TARGET_DICT
+        from nequip.utils.aot import aot_export_model
+
+        super().__init__()
+        self.stock, self.metadata = stock.eval(), stock.metadata
+        target = COMPILE_TARGET_DICT["ase"]
+        sizes = {of: torch.export.Dim(f"num_{of}s", min=2) for of in ("graph", "node", "edge")}
+        with tempfile.TemporaryDirectory() as folder:
+            path = str(Path(folder) / "model.nequip.pt2")
+            aot_export_model(
+                model=self.stock,
+                device=device,
+                input_fields=target["input"],
+                output_fields=target["output"],
+                data=target["data_settings"](data),
+                batch_map=target["batch_map_settings"](sizes),
+                output_path=path,
+            )
+            # Not registered: its weights are in the file.
+            loaded = torch._inductor.aoti_load_package(path)
+        self.__dict__["compiled"] = DictInputOutputWrapper(loaded, target["input"], target["output"])
+
+    def forward(self, data: dict[str, Any]) -> dict[str, Any]:
+        if self.training:
+            raise PeerError("a file of AOTInductor has no gradients of weights")
+        return self.compiled(data)
 
 
 # Allegro: its model, and its modifiers for the product's Triton and cuEquivariance forms. All else is NequIP's.
@@ -577,3 +564,6 @@ class Allegro(NequIP):
     def owns(self, model: torch.nn.Module) -> bool:
         """NequIP's class holds its modules."""
         return super().owns(model) and any("allegro." in type(module).__module__ for module in model.modules())
+
+
+PACKAGE = NequIP()

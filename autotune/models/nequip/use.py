@@ -18,7 +18,7 @@ from torch import Tensor
 
 from autotune.models.accelerate import accelerate
 from autotune.models.lammps import TYPICAL_SIZE, RankGraph, compile_energies, ready_copy
-from autotune.models.nequip.package import CAPTURABLE
+from autotune.models.nequip.package import PACKAGE
 from autotune.models.package import require_device
 from autotune.models.step import QuickSteps, changes_since, in_dtype
 from kernelgen.errors import InputError
@@ -95,7 +95,7 @@ class NequIPCalculator(Stock, QuickSteps):
             return super().atoms_to_data(atoms)
         # Whatever else ``from_ase`` takes from the atoms, no model of energies reads.
         kept, graph = self.kept_inputs().of(atoms, (), lambda: self._stocks_data(atoms))
-        data = kept | in_dtype(CAPTURABLE.moving(self.model, graph), kept[Data.POSITIONS_KEY].dtype)
+        data = kept | in_dtype(PACKAGE.moving(self.model, graph), kept[Data.POSITIONS_KEY].dtype)
         prune = self._neighbor_list()._pruner
         return data if prune is None else prune(data)
 
