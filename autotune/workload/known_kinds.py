@@ -9,7 +9,7 @@ from __future__ import annotations
 import dataclasses
 import functools
 import re
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from types import MappingProxyType
 from typing import Any, ClassVar
@@ -74,20 +74,16 @@ class ProductKind(KernelKind):
 
     def problem_from(self, name: str, table: Any, others: Mapping[str, Problem]) -> Problem:
         """A problem from a table: in1, in2 and filter (channelwise), out (fully connected), or out and instructions."""
-        if isinstance(table, Mapping) and "out" in table and "instructions" not in table:
-            required: tuple[str, ...] = ("in1", "in2", "out")
-            check_table(table, f"problem {name!r}", (*required, "shared_weights"), required)
-            shared = table.get("shared_weights", False)
-            return TensorProductProblem.fully_connected(*(table[key] for key in required), shared_weights=shared)
+        make: Callable[..., Problem] = TensorProductProblem.channelwise
+        required: tuple[str, ...] = ("in1", "in2", "filter")
+        options: tuple[str, ...] = ("shared_weights",)
         if isinstance(table, Mapping) and "instructions" in table:
-            required = ("in1", "in2", "out", "instructions")
-            check_table(table, f"problem {name!r}", (*required, *NORMALIZATION_KEYS), required)
-            options = {key: table[key] for key in NORMALIZATION_KEYS if key in table}
-            return TensorProductProblem.from_instructions(*(table[key] for key in required), **options)
-        required = ("in1", "in2", "filter")
-        check_table(table, f"problem {name!r}", (*required, "shared_weights"), required)
-        shared = table.get("shared_weights", False)
-        return TensorProductProblem.channelwise(*(table[key] for key in required), shared_weights=shared)
+            make = TensorProductProblem.from_instructions
+            required, options = ("in1", "in2", "out", "instructions"), NORMALIZATION_KEYS
+        elif isinstance(table, Mapping) and "out" in table:
+            make, required = TensorProductProblem.fully_connected, ("in1", "in2", "out")
+        check_table(table, f"problem {name!r}", (*required, *options), required)
+        return make(*(table[key] for key in required), **{key: table[key] for key in options if key in table})
 
     def owns_key(self, key: str) -> bool:
         return True  # that no other kind claims
