@@ -131,12 +131,19 @@ def full_name(kind: type) -> str:
 class PackageStandIn(StandIn, NoTorchScript):
     """Replaces one product of a package. Made with the arguments ``original``, ``strict`` and ``deterministic``.
 
-    Parameters and names in checkpoints stay the package's.
+    Parameters and names in checkpoints stay the package's. computed_by: its attribute with the module of Equitune's.
     """
 
-    @abstractmethod
+    computed_by: str
+
     def tuning_for(self, *arguments: Any) -> Mapping[str, Tuning]:
         """As of :class:`autotune.TensorProduct`."""
+        return getattr(self, self.computed_by).tuning_for(*arguments)
+
+    @property
+    def tuning(self) -> Mapping[str, Tuning]:
+        """As of :class:`autotune.TensorProduct`."""
+        return getattr(self, self.computed_by).tuning
 
     @abstractmethod
     def both_results(self, normal: Callable[..., list[torch.Tensor]]) -> tuple[torch.Tensor, torch.Tensor]:

@@ -470,6 +470,13 @@ class QuickSteps:
     _captured: bool = False
     acceleration: Acceleration
 
+    def be_quick(self, acceleration: Acceleration, capture: bool | None) -> None:
+        """The last step of a calculator's construction. acceleration: of its models. capture: as it was given."""
+        self.acceleration = acceleration
+        self.captures = capture is not False
+        if capture:
+            self.capture_at_once()
+
     def why_stock(self) -> str:
         """Why the package's own code makes the inputs: the calculator has an option that is not known here; else ""."""
         raise NotImplementedError

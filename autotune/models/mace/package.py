@@ -17,7 +17,6 @@ import torch
 from torch import Tensor
 from torch.utils._python_dispatch import _disable_current_modes as outside_of_traces
 
-from autotune.database.lookup import Tuning
 from autotune.models.capture import along_x, cube
 from autotune.models.layout import (
     FlatFeatures,
@@ -84,6 +83,7 @@ class AcceleratedContraction(PackageStandIn):
 
     original: Any
     contraction: TunedContraction
+    computed_by = "contraction"
 
     def __init__(
         self, original: Any, *, strict: bool | None = None, deterministic: bool = False, layout: str = "mul_ir"
@@ -135,13 +135,6 @@ class AcceleratedContraction(PackageStandIn):
             with contextlib.nullcontext() if torch.compiler.is_compiling() else _for_later():
                 self._matrices[key] = self._to_basis.to(*key)
         return self._matrices[key]
-
-    def tuning_for(self, *arguments: Any) -> Mapping[str, Tuning]:
-        return self.contraction.tuning_for(*arguments)
-
-    @property
-    def tuning(self) -> Mapping[str, Tuning]:
-        return self.contraction.tuning
 
     def both_results(self, normal: Callable[..., list[Tensor]]) -> tuple[Tensor, Tensor]:
         nodes, like = 8, next(_parts(self.original))[0]

@@ -16,7 +16,6 @@ from typing import TYPE_CHECKING, Any, ClassVar
 import torch
 from torch import Tensor
 
-from autotune.database.lookup import Tuning
 from autotune.errors import PeerError
 from autotune.models.capture import along_x, cube
 from autotune.models.layout import IrMulGate, ModelLayout, Part, check_same, outline
@@ -210,6 +209,7 @@ class AcceleratedContracter(PackageStandIn):
 
     original: Any
     product: TensorProduct
+    computed_by = "product"
 
     def __init__(self, original: Any, *, strict: bool | None = None, deterministic: bool = False) -> None:
         super().__init__()
@@ -244,13 +244,6 @@ class AcceleratedContracter(PackageStandIn):
             weights = self.weights.reshape(-1, self.num_paths).expand(self.mul, self.num_paths).t().flatten()
             out = self.product(x1, gathered, weights)
         return out.view(-1, self.base_dim_out, self.mul).transpose(1, 2)
-
-    def tuning_for(self, *arguments: Any) -> Mapping[str, Tuning]:
-        return self.product.tuning_for(*arguments)
-
-    @property
-    def tuning(self) -> Mapping[str, Tuning]:
-        return self.product.tuning
 
     def both_results(self, normal: Callable[..., list[Tensor]]) -> tuple[Tensor, Tensor]:
         rows, nodes = 16, 4

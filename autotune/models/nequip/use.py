@@ -51,11 +51,8 @@ class NequIPCalculator(Stock, QuickSteps):
     def __init__(self, *arguments: Any, capture: bool | None = None, **options: Any) -> None:
         require_device(*arguments, options.get("device"))
         super().__init__(*arguments, **options)
-        self.acceleration = accelerate(self)
+        self.be_quick(accelerate(self), capture)
         self.acceleration.warn_without_convolutions()
-        self.captures = capture is not False
-        if capture:
-            self.capture_at_once()
 
     def why_stock(self) -> str:
         kinds = sorted(type(transform).__name__ for transform in self.transforms)
