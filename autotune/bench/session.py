@@ -439,7 +439,7 @@ def values_of(model: WholeModel, inputs: dict[str, Any], which: str, names: Mapp
     return {"gradients": {name: gradient.double() for name, gradient in gradients.items()}}
 
 
-def _outputs(out: Outputs) -> dict[str, torch.Tensor]:
+def _outputs(out: Outputs) -> dict[str, Tensor]:
     found = {"energy": out.energy, "forces": out.forces}
     return found if out.stress is None else found | {"stress": out.stress}
 

@@ -105,7 +105,7 @@ def order_of(tensors: Tensors) -> EdgeOrder | None:
 
 # The timed passes of a differentiable function, as inference and training run them.
 
-Call = Callable[..., torch.Tensor]
+Call = Callable[..., Tensor]
 
 
 class AutogradPasses:
@@ -125,39 +125,39 @@ class AutogradPasses:
         self._plain = tuple(getattr(tensors, slot) for slot in slots)
         self._inputs = [tensor.detach().requires_grad_() for tensor in self._plain]
         self._g = tensors.g.detach().requires_grad_()
-        self._out: torch.Tensor | None = None
-        self._alone: dict[int, torch.Tensor] = {}
-        self._first: tuple[torch.Tensor, ...] | None = None
-        self._joint: tuple[torch.Tensor, torch.Tensor] | None = None
+        self._out: Tensor | None = None
+        self._alone: dict[int, Tensor] = {}
+        self._first: tuple[Tensor, ...] | None = None
+        self._joint: tuple[Tensor, Tensor] | None = None
 
     def release(self) -> None:
         """Release the kept autograd graphs."""
         self._out = self._first = self._joint = None
         self._alone.clear()
 
-    def forward(self) -> torch.Tensor:
+    def forward(self) -> Tensor:
         """The value."""
         with torch.no_grad():
             return self._call(*self._plain)
 
-    def backward(self) -> tuple[torch.Tensor, ...]:
+    def backward(self) -> tuple[Tensor, ...]:
         """Gradients with respect to all inputs."""
         if self._out is None:
             self._out = self._call(*self._inputs)
         return torch.autograd.grad(self._out, self._inputs, self._tensors.g, retain_graph=True)
 
-    def source_backward(self) -> torch.Tensor:
+    def source_backward(self) -> Tensor:
         """The gradient with respect to x alone."""
         return self._gradient_alone(0)
 
     # The same, where forces come from it.
     feature_backward = source_backward
 
-    def edge_backward(self) -> torch.Tensor:
+    def edge_backward(self) -> Tensor:
         """The gradient with respect to y alone, from which models compute forces."""
         return self._gradient_alone(1)
 
-    def double_backward(self) -> tuple[torch.Tensor, ...]:
+    def double_backward(self) -> tuple[Tensor, ...]:
         """Gradients of the first gradients, contracted with the tangents, with respect to all inputs and g."""
         if self._first is None:
             out = self._call(*self._inputs)
@@ -166,21 +166,21 @@ class AutogradPasses:
         tangents = self._tangents(self._differentiated)
         return torch.autograd.grad(self._first, [*self._inputs, self._g], tangents, retain_graph=True)
 
-    def joint_backward(self) -> tuple[torch.Tensor, ...]:
+    def joint_backward(self) -> tuple[Tensor, ...]:
         """Gradients with respect to all inputs of a loss on the value and on one gradient: force_step's end."""
         if self._joint is None:
             self._joint = self._value_and_force_gradient()
         return torch.autograd.grad(self._joint, self._inputs, self._loss_tangents(), retain_graph=True)
 
-    def forward_backward(self) -> tuple[torch.Tensor, ...]:
+    def forward_backward(self) -> tuple[Tensor, ...]:
         """One forward pass and the gradients with respect to all inputs."""
         return torch.autograd.grad(self._call(*self._inputs), self._inputs, self._tensors.g)
 
-    def force_step(self) -> tuple[torch.Tensor, ...]:
+    def force_step(self) -> tuple[Tensor, ...]:
         """A training step on forces: value, gradient with respect to one input, gradients of a loss on both."""
         return torch.autograd.grad(self._value_and_force_gradient(), self._inputs, self._loss_tangents())
 
-    def _gradient_alone(self, index: int) -> torch.Tensor:
+    def _gradient_alone(self, index: int) -> Tensor:
         """The gradient of one input. No other requires one: a product might compute unused gradients."""
         if index not in self._alone:
             inputs = list(self._plain)
@@ -188,14 +188,14 @@ class AutogradPasses:
             self._alone[index] = self._call(*inputs)
         return torch.autograd.grad(self._alone[index], self._inputs[index], self._tensors.g, retain_graph=True)[0]
 
-    def _value_and_force_gradient(self) -> tuple[torch.Tensor, torch.Tensor]:
+    def _value_and_force_gradient(self) -> tuple[Tensor, Tensor]:
         out = self._call(*self._inputs)
         return out, torch.autograd.grad(out, self._inputs[self._forces], self._tensors.g, create_graph=True)[0]
 
-    def _loss_tangents(self) -> list[torch.Tensor]:
+    def _loss_tangents(self) -> list[Tensor]:
         return self._tangents("g" + self._slots[self._forces])
 
-    def _tangents(self, slots: str) -> list[torch.Tensor]:
+    def _tangents(self, slots: str) -> list[Tensor]:
         return [getattr(self._tensors, "t" + slot) for slot in slots]
 
 

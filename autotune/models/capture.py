@@ -192,7 +192,7 @@ class CapturedModel(torch.nn.Module):
         """What a step computes of padded tensors: the model's results with a call's options."""
         given_options = dict(options)
 
-        def compute(given: dict[str, torch.Tensor], size: Counts) -> dict[str, Any]:
+        def compute(given: dict[str, Tensor], size: Counts) -> dict[str, Any]:
             return self.package.known_results(self.package.compute(self.model, given, size, given_options), given)
 
         return compute

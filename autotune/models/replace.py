@@ -146,7 +146,7 @@ class PackageStandIn(StandIn, NoTorchScript):
         return getattr(self, self.computed_by).tuning
 
     @abstractmethod
-    def both_results(self, normal: Callable[..., list[torch.Tensor]]) -> tuple[torch.Tensor, torch.Tensor]:
+    def both_results(self, normal: Callable[..., list[Tensor]]) -> tuple[Tensor, Tensor]:
         """Its result and the original's on random inputs; ``normal`` makes them from a tensor like them and shapes."""
 
 
@@ -208,7 +208,7 @@ class Replacing:
     unfused: by product, why no convolution takes its place though its block has one.
     """
 
-    def __init__(self, strict: bool | None, deterministic: bool, like: torch.Tensor | None) -> None:
+    def __init__(self, strict: bool | None, deterministic: bool, like: Tensor | None) -> None:
         self.strict, self.deterministic, self.like = strict, deterministic, like
         self.unfused: dict[torch.nn.Module, str] = {}
         self._made: dict[tuple[torch.nn.Module, object], Any] = {}
@@ -297,7 +297,7 @@ def check_e3nn(module: torch.nn.Module, kind: type[torch.nn.Module]) -> None:
         raise UnsupportedError(reason)
 
 
-def normal(like: torch.Tensor, *shapes: tuple[int, ...]) -> list[torch.Tensor]:
+def normal(like: Tensor, *shapes: tuple[int, ...]) -> list[Tensor]:
     """Random inputs, the same at every call."""
     if like.dtype not in TOLERANCE:
         raise UnsupportedError(f"it is {like.dtype}; kernels are generated for float32 and float64")
@@ -306,7 +306,7 @@ def normal(like: torch.Tensor, *shapes: tuple[int, ...]) -> list[torch.Tensor]:
 
 
 @torch.no_grad()
-def difference(module: Any, made: AnyStandIn, like: torch.Tensor) -> str:
+def difference(module: Any, made: AnyStandIn, like: Tensor) -> str:
     """How far both results differ on random inputs; empty if they agree. Hooks are not called."""
     if isinstance(made, NodeStandIn):
         return compared(*made.both_results(functools.partial(normal, like)))
@@ -328,9 +328,7 @@ def difference(module: Any, made: AnyStandIn, like: torch.Tensor) -> str:
     return reason
 
 
-def _results(
-    made: TunedStandIn, module: o3.TensorProduct, given: list[torch.Tensor]
-) -> tuple[torch.Tensor, torch.Tensor]:
+def _results(made: TunedStandIn, module: o3.TensorProduct, given: list[Tensor]) -> tuple[Tensor, Tensor]:
     """The stand-in's result and e3nn's; a convolution's on a graph with several edges a node, and nodes without any."""
     if not isinstance(made, AcceleratedConvolution):
         return made.forward(*given), module.forward(*given)
@@ -343,7 +341,7 @@ def _results(
     return relayout(found, irreps[1], made.layout, "mul_ir"), wanted
 
 
-def check_graph(device: torch.device) -> tuple[torch.Tensor, torch.Tensor]:
+def check_graph(device: torch.device) -> tuple[Tensor, Tensor]:
     """Senders and receivers of as many edges as there are nodes: several at some nodes, none at others."""
     edges = torch.arange(_CHECKED_ROWS, device=device)
     return (3 * edges + 1) % len(edges), edges // 3
@@ -355,7 +353,7 @@ def _was_rounded(module: torch.nn.Module) -> bool:
     return bool(constants) and all(torch.equal(constant, constant.float().double()) for constant in constants)
 
 
-def compared(found: torch.Tensor, wanted: torch.Tensor, whose: str = "e3nn") -> str:
+def compared(found: Tensor, wanted: Tensor, whose: str = "e3nn") -> str:
     """The largest difference, relative to the largest element, if it exceeds the tolerance; else empty."""
     error = float((found - wanted).abs().max() / wanted.abs().max().clamp_min(1e-30)) if wanted.numel() else 0.0
     limit = TOLERANCE[wanted.dtype]

@@ -71,7 +71,7 @@ class StandIn(torch.nn.Module):
             if getattr(hook, "with_module", False) and hook.module() is self:
                 hook.module = weakref.ref(original)  # else the hook would refer to a deleted module
         # A pruned weight is a plain attribute.
-        plain = {name: value for name, value in self.__dict__.items() if isinstance(value, torch.Tensor)}
+        plain = {name: value for name, value in self.__dict__.items() if isinstance(value, Tensor)}
         original.__dict__.update(plain)
         for name, child in self.named_children():
             if name != "parametrizations":
@@ -98,11 +98,11 @@ class StandIn(torch.nn.Module):
 
     def __setattr__(self, name: str, value: Any) -> None:
         super().__setattr__(name, value)
-        if isinstance(value, torch.Tensor):
+        if isinstance(value, Tensor):
             self._plain_of_original().pop(name, None)
 
     def __delattr__(self, name: str) -> None:
-        if isinstance(self._plain_of_original().get(name), torch.Tensor):
+        if isinstance(self._plain_of_original().get(name), Tensor):
             del self._plain_of_original()[name]
         else:
             super().__delattr__(name)

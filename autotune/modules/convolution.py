@@ -123,16 +123,16 @@ class TensorProductConv(base.TunedModule):
 
     def forward(
         self,
-        node_feats: torch.Tensor,
-        edge_attrs: torch.Tensor,
-        weights: torch.Tensor,
-        sender: torch.Tensor,
-        receiver: torch.Tensor,
+        node_feats: Tensor,
+        edge_attrs: Tensor,
+        weights: Tensor,
+        sender: Tensor,
+        receiver: Tensor,
         *,
         num_nodes: int | None = None,
         order: EdgeOrder | None = None,
         edges_sorted: bool = False,
-    ) -> torch.Tensor:
+    ) -> Tensor:
         """Messages summed at their receivers, ``[num_nodes, irreps_out.dim]``; nodes without edges get zeros.
 
         node_feats ``[nodes, irreps_in1.dim]``, edge_attrs ``[edges, irreps_in2.dim]``, weights
@@ -164,9 +164,7 @@ class TensorProductConv(base.TunedModule):
         graph = {"num_out": num_out, "order": order, "is_sorted": edges_sorted}
         return self._run(operator, node_feats, edge_attrs, weights, sender, receiver, **graph)
 
-    def _run(
-        self, operator: Operator, x: torch.Tensor, y: torch.Tensor, w: torch.Tensor, *edges: torch.Tensor, **graph: Any
-    ) -> torch.Tensor:
+    def _run(self, operator: Operator, x: Tensor, y: Tensor, w: Tensor, *edges: Tensor, **graph: Any) -> Tensor:
         return operator(x, y, w, *edges, **graph)
 
 

@@ -291,7 +291,7 @@ class SevenNet(Package):
         batched = training or inputs["num_atoms"].numel() > 1
         if model.is_batch_data != batched:
             model.set_is_batch_data(batched)
-        given = {name: value.detach() if isinstance(value, torch.Tensor) else value for name, value in inputs.items()}
+        given = {name: value.detach() if isinstance(value, Tensor) else value for name, value in inputs.items()}
         if batched:
             given["cell_volume"] = given["cell_volume"].clone()  # it is written to
         elif "data_modality" in given:
