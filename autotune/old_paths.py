@@ -66,13 +66,15 @@ MOVED: dict[str, str] = {
     "models.whole_model": "models.atoms models.catalogue models.packages.registry",
     "modules.base": "modules.sizes",
     "modules.convolution": (
-        "modules.radial.convolution modules.radial.tuned modules.radial_convolution modules.tensor_product_conv "
-        "modules.tuned_rows"
+        "modules.radial.convolution modules.radial.tuned modules.radial_convolution modules.tensor_product_conv"
     ),
-    "modules.harmonics": "modules.spherical_harmonics modules.spherical_harmonics_conv",
     "modules.product": (
         "modules.e3nn_interface.checkpoints modules.e3nn_interface.path_weights modules.e3nn_products "
         "modules.matrix_contraction modules.tensor_product"
+    ),
+    "modules.rows": (
+        "modules.harmonics modules.spherical_harmonics modules.spherical_harmonics_conv "
+        "modules.symmetric_contraction modules.tuned_rows"
     ),
     "workload.config": "workload.config_tables",
     "workload.kind": "workload.kinds.base",

@@ -21,8 +21,8 @@ from torch.nn.utils import parametrize
 
 from autotune.modules.base import NoTorchScript
 from autotune.modules.convolution import TensorProductConv, convolve_radial
-from autotune.modules.harmonics import SphericalHarmonics
 from autotune.modules.product import E3nnCheckpoints, TensorProduct
+from autotune.modules.rows import SphericalHarmonics
 from autotune.workload.workload import relayout
 from kernelgen.compat import o3
 from kernelgen.errors import UnsupportedError

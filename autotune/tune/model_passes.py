@@ -21,7 +21,7 @@ from autotune.measure.timing import Watch, ratio_interval
 from autotune.models.accelerate import accelerate
 from autotune.models.whole_model import WholeModel, find_atoms, open_made, open_model, returned_by
 from autotune.modules.base import TunedModule
-from autotune.modules.convolution import TunedRows
+from autotune.modules.rows import TunedRows
 from autotune.tune.publish import why_unfinished
 from autotune.workload.config import load_all
 from autotune.workload.graphs import GivenEdges, GraphSpec

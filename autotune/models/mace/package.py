@@ -53,7 +53,7 @@ from autotune.models.stand_ins import (
     AcceleratedConvolution,
     has_hooks,
 )
-from autotune.modules.symmetric_contraction import TunedContraction
+from autotune.modules.rows import TunedContraction
 from autotune.workload.workload import relayout
 from kernelgen.arithmetic.contraction_couplings import fitted, polynomials
 from kernelgen.compat import o3, runs_eagerly, without_autocast
