@@ -72,7 +72,7 @@ def _around(model: Any, data: Any) -> Any:
 def _fields(model: Any, data: Any) -> dict[str, Tensor] | None:
     """What the step takes, with vectors that need gradients; None for a model that it does not know."""
     try:
-        PACKAGE.check(model)
+        PACKAGE.check_captured(model)
     except UnsupportedError:
         return None
     fields, _ = PACKAGE.fields(model, data, PACKAGE.cutoff(model))
