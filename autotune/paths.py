@@ -12,6 +12,8 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
+from kernelgen.errors import ToolMissingError
+
 PACKAGE = Path(__file__).resolve().parent
 
 
@@ -89,8 +91,6 @@ def require_tune(what: str) -> None:
     """Raise ToolMissingError if ``what`` lacks a package."""
     reason = lacking(what)
     if reason:
-        from kernelgen.errors import ToolMissingError  # slow: it imports torch, and this file answers at once
-
         raise ToolMissingError(reason)
 
 

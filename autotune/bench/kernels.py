@@ -22,6 +22,8 @@ from datetime import datetime, timezone
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import torch
+
 from autotune.bench.rows import (
     DEFAULT,
     OURS,
@@ -37,7 +39,7 @@ from autotune.bench.rows import (
     without_noise,
 )
 from autotune.compare.comparison import ComparisonResult, ComparisonSetting, run_comparison
-from autotune.compare.peers import ADAPTERS
+from autotune.compare.peers import ADAPTERS, peer_names
 from autotune.compare.precompile import (
     COMPILED_PEER,
     CompileAhead,
@@ -104,7 +106,6 @@ def bench(
     count.
     """
     begin = time.monotonic() if begin is None else begin
-    import torch
     from rich.console import Console
 
     device = device or next(iter(devices), "cuda" if torch.cuda.is_available() else "cpu")
@@ -129,8 +130,6 @@ def bench(
 
 
 def _chosen_peers(names: Sequence[str] | None, device: str) -> tuple[str, ...]:
-    from autotune.compare.peers import peer_names
-
     known = peer_names(device)
     for name in names or ():
         if name not in known:
@@ -304,8 +303,6 @@ class _Run:
         return identity_of(dict(zip(names, kernel, strict=True)))
 
     def _peers_of(self, workload: Workload) -> set[str]:
-        from autotune.compare.peers import peer_names
-
         names = peer_names(self.device, workload.deterministic, workload.operation)
         return set(self.peers) & set(names)
 

@@ -24,9 +24,11 @@ from autotune.cli import options
 from autotune.cli import pack as cli_pack
 from autotune.cli import tune as cli_tune
 from autotune.cli.tune import show_misses
-from autotune.paths import typed
+from autotune.errors import ConfigError
+from autotune.paths import reports_dir, typed
 from kernelgen.errors import EquituneError
 from kernelgen.files import with_fit_texts
+from kernelgen.version import __version__
 
 # The exit code of a command that ran and found something wrong.
 FAILED = 1
@@ -61,8 +63,6 @@ def main(arguments: Sequence[str] | None = None) -> NoReturn:
     except (KeyboardInterrupt, typer.Abort):
         code = options.INTERRUPTED
     except Exception as error:
-        from kernelgen.errors import EquituneError
-
         if isinstance(error, OSError) and error.filename is not None:
             _fail(f"{error.filename}: {error.strerror}")
         if not isinstance(error, EquituneError):
@@ -89,8 +89,6 @@ def _show_warning(message: Warning | str, category: type[Warning], *_: Any, **__
 
 def _version(wanted: bool) -> None:
     if wanted:
-        from kernelgen.version import __version__
-
         print(f"equitune {__version__}")
         raise typer.Exit
 
@@ -184,7 +182,6 @@ def certify(
     reports: CertificatePages = None,
 ) -> None:
     """Compare each path of a model with stock in float64, on drawn structures or yours; exit code 1 if one differs."""
-    from autotune.errors import ConfigError
     from autotune.workload.toml_tables import check_seed
 
     if quick and thorough:
@@ -222,7 +219,6 @@ def _certified(model: str, results: Path, reports: Path | None, asked: Mapping[s
     from autotune.certification.certificate import certify as measure
     from autotune.certification.checks import REFUSED
     from autotune.certification.table import verdict_text
-    from autotune.paths import reports_dir
     from autotune.report import write_certificate
     from autotune.report.certificate import page_name
 
@@ -288,7 +284,6 @@ def explain_defaults(
 ) -> None:
     """Print, from all trials, the fewest schedules that are near the best everywhere, as rules."""
     from autotune.database.store import device_files, read_table
-    from autotune.errors import ConfigError
     from autotune.replay.explained import as_data, explain, lines_of
     from autotune.replay.open_formats import studies_of
 
@@ -399,8 +394,6 @@ def defaults(
     The trials of results/drawn count too; the fitted model is results/predicted/DEVICE.json. What --measure finds is
     results/replay/measured-DEVICE.json, and counts in every later replay.
     """
-    from autotune.errors import ConfigError
-
     seconds, folder = options.budget_seconds(measure, "--measure"), options.results_folder(results)
     if seconds is not None:
         _measure_choices(files, folder, options.resolve_device(device), seconds)

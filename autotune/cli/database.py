@@ -11,7 +11,9 @@ from typing import TYPE_CHECKING, Annotated, Literal
 import typer
 
 from autotune.cli import options
+from autotune.errors import ConfigError
 from autotune.paths import typed
+from kernelgen.errors import EquituneError
 
 if TYPE_CHECKING:
     from autotune.database.entry import Entry
@@ -101,7 +103,6 @@ def retune(
     from autotune.tune.run import tune
     from autotune.workload.config import TuneConfig
     from kernelgen.device import device_facts
-    from kernelgen.errors import EquituneError
 
     seconds = options.budget_seconds(budget)
     device, folder = options.resolve_device(device), options.results_folder(results)
@@ -245,7 +246,6 @@ def contribute(
 
     Trials are kept: interrupt it, and go on with the same command.
     """
-    from autotune.errors import ConfigError
     from autotune.tune.contribution import SUFFIX, whole_config, write_contribution
     from autotune.tune.run import tune
     from kernelgen.device import device_facts

@@ -6,6 +6,7 @@ Only :func:`merge_file` changes a database here, and only after it has read and 
 from __future__ import annotations
 
 import ast
+import contextlib
 import functools
 import hashlib
 import importlib.metadata
@@ -42,6 +43,8 @@ from autotune.errors import DatabaseError
 from autotune.text import time_text
 from autotune.workload.config import find_problem
 from autotune.workload.known_kinds import kernel_kind
+from kernelgen.compile.gpu import nvrtc_version
+from kernelgen.compile.host import find_host_compiler
 from kernelgen.device import DeviceFacts, cuda_facts
 from kernelgen.errors import EquituneError, cause_of
 from kernelgen.files import parse_json
@@ -291,13 +294,8 @@ def software_versions(facts: DeviceFacts, also: Iterable[str] = ()) -> dict[str,
             versions[name] = importlib.metadata.version(name)
         except importlib.metadata.PackageNotFoundError:
             continue
-    try:
-        from kernelgen.compile.gpu import nvrtc_version
-        from kernelgen.compile.host import find_host_compiler
-
+    with contextlib.suppress(EquituneError):
         versions["compiler"] = find_host_compiler().version if facts.backend == "cpu" else f"nvrtc {nvrtc_version()}"
-    except EquituneError:
-        pass
     return versions
 
 

@@ -195,8 +195,6 @@ def outcome_of(timing: Timing, **known: Any) -> Outcome:
 
 def is_out_of_memory(error: Exception) -> bool:
     """Whether the error is a failed allocation, of whatever type."""
-    import torch
-
     # On a CPU torch raises a plain RuntimeError.
     words = ("can't allocate memory", "not enough memory", "out of memory", "Invalid buffer size")
     return isinstance(error, MemoryError | torch.OutOfMemoryError) or any(word in str(error) for word in words)
@@ -221,8 +219,6 @@ def finite(errors: Mapping[str, float]) -> dict[str, float]:
 
 def device_is_lost(device: str) -> bool:
     """Whether the process's CUDA context is corrupted, so that every later call fails too."""
-    import torch
-
     if torch.device(device).type != "cuda":
         return False
     try:
@@ -235,8 +231,6 @@ def device_is_lost(device: str) -> bool:
 
 def free_memory(device: str) -> None:
     """Release unused device memory: first garbage cycles, then the allocator's cache."""
-    import torch
-
     gc.collect()
     if torch.device(device).type == "cuda" and torch.cuda.is_initialized():
         torch.cuda.empty_cache()

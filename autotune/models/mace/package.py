@@ -13,6 +13,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
 
+import numpy as np
 import torch
 from torch import Tensor
 from torch.utils._python_dispatch import _disable_current_modes as outside_of_traces
@@ -493,10 +494,7 @@ class Mace(Package):
     }
 
     def build(self, parameters: Parameters, seed: int) -> torch.nn.Module:
-        import numpy as np
         from mace import modules
-
-        from kernelgen.compat import o3
 
         given = {_MACES_NAMES.get(name, name): value for name, value in parameters.items()}
         numbers, heads = numbers_of(given.pop("species")), len(given.get("heads", ()))
