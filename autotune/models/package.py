@@ -163,19 +163,19 @@ class Package(ABC):
         """A stock or accelerated model, compiled by one of the package's own ways."""
         raise NotImplementedError(form)
 
-    # Its models as functions of padded tensors, for captured steps.
+    # Its models as functions of padded tensors, for captured steps; only of a package with ``classes``.
 
     def check_captured(self, model: Any) -> None:
         """UnsupportedError for a model that cannot be captured, with the reason."""
         return None
 
-    @abstractmethod
     def runs_eagerly(self, model: Any, inputs: Mapping[str, Any], options: Mapping[str, Any]) -> str:
         """Why a call is left to the model itself: it asks for what a captured step does not give; else empty."""
+        raise NotImplementedError(self.name)
 
-    @abstractmethod
     def fields(self, model: Any, inputs: Mapping[str, Any], cutoff: float) -> tuple[Fields, Counts]:
         """The tensors that the model reads, and the numbers of atoms, edges and graphs in them; does not wait."""
+        raise NotImplementedError(self.name)
 
     def compute(self, model: Any, given: dict[str, Tensor], size: Counts, options: Mapping[str, Any]) -> dict[str, Any]:
         """The model's results for padded tensors; must not wait for the device."""
@@ -202,9 +202,9 @@ class Package(ABC):
         """What a call returns, of the real results: as much as the model itself does."""
         return found
 
-    @abstractmethod
     def moving(self, model: Any, graph: AtomicGraph) -> dict[str, Tensor]:
         """Those of :meth:`fields`' tensors that change when the atoms of one structure move; does not wait."""
+        raise NotImplementedError(self.name)
 
 
 # What torch and packages say when a model is made or read, and who makes or reads it can do nothing about.
