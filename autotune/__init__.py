@@ -19,16 +19,19 @@ if TYPE_CHECKING:
     from autotune.models.accelerate import accelerate, restore
     from autotune.models.capture import CapturedModel, CapturedTraining, capture, capture_training
     from autotune.models.stand_ins import Acceleration
-    from autotune.modules.convolution import TensorProductConv
-    from autotune.modules.harmonics import SphericalHarmonics, SphericalHarmonicsConv, spherical_harmonics
+    from autotune.modules.convolution import RadialTensorProductConv, TensorProductConv
     from autotune.modules.product import (
         ElementwiseTensorProduct,
         FullTensorProduct,
         FullyConnectedTensorProduct,
         TensorProduct,
     )
-    from autotune.modules.radial_convolution import RadialTensorProductConv
-    from autotune.modules.symmetric_contraction import SymmetricContraction
+    from autotune.modules.rows import (
+        SphericalHarmonics,
+        SphericalHarmonicsConv,
+        SymmetricContraction,
+        spherical_harmonics,
+    )
     from autotune.tune.model import ModelTuning, tune_model
     from autotune.workload.workload import GraphClass
     from kernelgen.version import __version__
@@ -72,11 +75,9 @@ _NAMES = {
     "autotune.models.accelerate": "accelerate restore",
     "autotune.models.capture": "CapturedModel CapturedTraining capture capture_training",
     "autotune.models.stand_ins": "Acceleration",
-    "autotune.modules.convolution": "TensorProductConv",
-    "autotune.modules.harmonics": "SphericalHarmonics SphericalHarmonicsConv spherical_harmonics",
+    "autotune.modules.convolution": "RadialTensorProductConv TensorProductConv",
     "autotune.modules.product": "ElementwiseTensorProduct FullTensorProduct FullyConnectedTensorProduct TensorProduct",
-    "autotune.modules.radial_convolution": "RadialTensorProductConv",
-    "autotune.modules.symmetric_contraction": "SymmetricContraction",
+    "autotune.modules.rows": "SphericalHarmonics SphericalHarmonicsConv SymmetricContraction spherical_harmonics",
     "autotune.tune.model": "ModelTuning tune_model",
     "autotune.workload.workload": "GraphClass",
     "kernelgen.version": "__version__",

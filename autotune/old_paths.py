@@ -65,21 +65,35 @@ MOVED: dict[str, str] = {
     "models.torch_sim": "integrations.torch_sim",
     "models.whole_model": "models.atoms models.catalogue models.packages.registry",
     "modules.base": "modules.sizes",
-    "modules.convolution": "modules.tensor_product_conv modules.tuned_rows",
-    "modules.harmonics": "modules.spherical_harmonics modules.spherical_harmonics_conv",
+    "modules.convolution": (
+        "modules.radial.convolution modules.radial.tuned modules.radial_convolution modules.tensor_product_conv"
+    ),
     "modules.product": (
         "modules.e3nn_interface.checkpoints modules.e3nn_interface.path_weights modules.e3nn_products "
         "modules.matrix_contraction modules.tensor_product"
     ),
-    "modules.radial_convolution": "modules.radial.convolution modules.radial.tuned",
+    "modules.rows": (
+        "modules.harmonics modules.spherical_harmonics modules.spherical_harmonics_conv "
+        "modules.symmetric_contraction modules.tuned_rows"
+    ),
     "workload.config": "workload.config_tables",
+    "workload.kind": "workload.kinds.base",
+    "workload.known_kinds": (
+        "workload.kinds.harmonics workload.kinds.radial_convolution workload.kinds.registry "
+        "workload.kinds.symmetric_contraction workload.kinds.tensor_product"
+    ),
     "workload.graphs": "workload.edge_lists workload.water",
     "workload.workload": "workload.graph_class workload.passes workload.restriction workload.tensors",
 }
 # By old name of a module, what is called otherwise in the new one.
 RENAMED: dict[str, dict[str, str]] = {
+    "captured.packages.mace": {"CapturableMace": "Mace"},
+    "captured.packages.nequip": {"CapturableNequIP": "NequIP"},
+    "captured.packages.sevennet": {"CapturableSevenNet": "SevenNet"},
     "integrations.mace_backend.linear": {"Path": "LinearPath"},
     "integrations.mace_backend.skip": {"Path": "SpeciesPath"},
+    "workload.kinds.radial_convolution": {"OPERATION": "RADIAL"},
+    "workload.kinds.symmetric_contraction": {"OPERATION": "CONTRACTION"},
 }
 _HERE = Path(__file__).parent
 _OLD = {old for names in MOVED.values() for old in names.split()}

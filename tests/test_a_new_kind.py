@@ -34,13 +34,13 @@ TABLES = {
             "EMITTERS": "DoublingPlan: Emitter(emit_doubling, doubling_launch),",
         },
     ),
-    "autotune/workload/kinds/registry.py": (
-        "from autotune.workload.kinds.doubling import DoublingKind",
+    "autotune/workload/known_kinds.py": (
+        "from autotune.workload.doubling import DoublingKind",
         "",
         {"_KINDS": "DoublingKind(),"},
     ),
     "autotune/measure/kinds.py": (
-        "from autotune.workload.kinds.doubling import DoublingKind",
+        "from autotune.workload.doubling import DoublingKind",
         MEASURED,
         {"KINDS": "MeasuredDoubling(),"},
     ),

@@ -67,7 +67,6 @@ LONE = frozenset(
         "autotune.cli.database",
         "autotune.cli.pack",
         "autotune.cli.packing",
-        "autotune.cli.replay",
         "autotune.cli.tune",
         "autotune.models.mace.patched",
         "autotune.report.tuning",

@@ -22,6 +22,7 @@ import torch
 
 from autotune.bench.rows import DEFAULT, OURS
 from autotune.errors import ConfigError, PeerError, unknown_name
+from autotune.models.capture import capture, capture_training
 from autotune.models.package import Package
 from autotune.models.stand_ins import CONVOLUTIONS, KIND_NAMES
 from autotune.models.whole_model import PACKAGES, WholeModel
@@ -127,8 +128,6 @@ class CapturedForm(WholeModel):
 
     @functools.cached_property
     def training(self) -> CapturedTraining:
-        from autotune.models.capture import capture_training
-
         captured: Any = self.module
         return capture_training(captured.model, self._loss)
 
@@ -159,8 +158,6 @@ class CapturedForm(WholeModel):
 
 def captured_form(model: WholeModel) -> CapturedForm:
     """Of a model, accelerated or not."""
-    from autotune.models.capture import capture
-
     return CapturedForm(model.name, capture(model.module), model.package, model.device, model.published)
 
 

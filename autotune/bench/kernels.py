@@ -22,6 +22,8 @@ from datetime import datetime, timezone
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import torch
+
 from autotune.bench.rows import (
     DEFAULT,
     OURS,
@@ -37,7 +39,7 @@ from autotune.bench.rows import (
     without_noise,
 )
 from autotune.compare.comparison import ComparisonResult, ComparisonSetting, run_comparison
-from autotune.compare.peers import ADAPTERS
+from autotune.compare.peers import ADAPTERS, peer_names
 from autotune.compare.precompile import (
     COMPILED_PEER,
     CompileAhead,
@@ -52,14 +54,13 @@ from autotune.database.lookup import Finder
 from autotune.database.maintenance import hash_of_text, now_text, software_versions, source_text
 from autotune.database.store import Database, database_path, writable_results_dir
 from autotune.errors import ConfigError, WorkerError, unknown_name
-from autotune.measure.conditions import require_energy
-from autotune.measure.kinds import measured_kind, space_of
-from autotune.measure.operations import new_graph, order_ms
+from autotune.measure.kinds import measured_kind, new_graph, order_ms, space_of
+from autotune.measure.timing import require_energy
 from autotune.measure.worker import START_LIMIT_S, Worker, on_each
 from autotune.text import NOT_COMPARED, counted
 from autotune.workload.config import TuneConfig, by_problem, find_problem, load_config, load_graphs
 from autotune.workload.graphs import GraphSpec, build_graph
-from autotune.workload.kinds.registry import CONVOLUTIONS, kernel_kind
+from autotune.workload.known_kinds import CONVOLUTIONS, kernel_kind
 from autotune.workload.workload import Workload, moved_bytes
 from kernelgen.arithmetic.directions import DIRECTIONS, fixed_order_parts
 from kernelgen.device import DeviceFacts, device_facts
@@ -105,7 +106,6 @@ def bench(
     count.
     """
     begin = time.monotonic() if begin is None else begin
-    import torch
     from rich.console import Console
 
     device = device or next(iter(devices), "cuda" if torch.cuda.is_available() else "cpu")
@@ -130,8 +130,6 @@ def bench(
 
 
 def _chosen_peers(names: Sequence[str] | None, device: str) -> tuple[str, ...]:
-    from autotune.compare.peers import peer_names
-
     known = peer_names(device)
     for name in names or ():
         if name not in known:
@@ -305,8 +303,6 @@ class _Run:
         return identity_of(dict(zip(names, kernel, strict=True)))
 
     def _peers_of(self, workload: Workload) -> set[str]:
-        from autotune.compare.peers import peer_names
-
         names = peer_names(self.device, workload.deterministic, workload.operation)
         return set(self.peers) & set(names)
 

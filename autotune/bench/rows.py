@@ -24,7 +24,7 @@ from autotune.database.store import device_record, replace_file, text_of_lines
 from autotune.measure.timing import SLOWER, ratio_interval, verdict
 from autotune.text import counted, time_text, without_time
 from autotune.workload.config import find_problem
-from autotune.workload.kinds.registry import kernel_kind
+from autotune.workload.known_kinds import kernel_kind
 from autotune.workload.workload import GraphClass
 from kernelgen.device import DeviceFacts
 from kernelgen.errors import EquituneError

@@ -36,7 +36,7 @@ from autotune.errors import PeerError
 from autotune.measure.timing import joules_a_call, synchronize
 from autotune.models.package import Outputs, Package
 from autotune.models.step import PATIENCE
-from autotune.models.whole_model import WholeModel
+from autotune.models.whole_model import WholeModel, find_atoms, open_model
 from autotune.text import is_ours
 
 if TYPE_CHECKING:
@@ -104,8 +104,6 @@ class ModelSession:
     """The contender's model, and its inputs by structure."""
 
     def __init__(self, setting: ModelSetting) -> None:
-        from autotune.models.whole_model import open_model
-
         self.setting, self.device = setting, setting.device
         self.error = self.note = ""
         self.first_calls: dict[tuple[str, str], float] = {}
@@ -142,8 +140,6 @@ class ModelSession:
         return self._given(structure)[1]
 
     def _given(self, structure: str) -> tuple[Atoms, dict[str, Any]]:
-        from autotune.models.whole_model import find_atoms
-
         if structure not in self._inputs:
             atoms = find_atoms(structure)
             self._inputs[structure] = atoms, self.model.inputs([atoms])
@@ -439,7 +435,7 @@ def values_of(model: WholeModel, inputs: dict[str, Any], which: str, names: Mapp
     return {"gradients": {name: gradient.double() for name, gradient in gradients.items()}}
 
 
-def _outputs(out: Outputs) -> dict[str, torch.Tensor]:
+def _outputs(out: Outputs) -> dict[str, Tensor]:
     found = {"energy": out.energy, "forces": out.forces}
     return found if out.stress is None else found | {"stress": out.stress}
 

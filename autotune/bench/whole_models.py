@@ -1,4 +1,6 @@
-"""The main loop of ``equitune bench models``: build every contender of a model, then time one process at a time.
+"""The loops of ``equitune bench models`` and ``largest``.
+
+Of steps: build every contender of a model, then time one process at a time.
 
 All processes of a model (or of a few) start at once: imports, builds and compilations run in parallel. Then each waits
 idle while one of them is warmed up, timed and, on a GPU, profiled. Rows are written as soon as they are measured, and
@@ -8,17 +10,24 @@ if anything of it is missing, of other code or of another run, so is the rest ag
 
 from __future__ import annotations
 
+import math
 import tempfile
-from collections.abc import Callable, Mapping, Sequence
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Concatenate
+from typing import TYPE_CHECKING, Any, Concatenate
 
-from autotune.bench.contenders import chosen
+import torch
+
+from autotune.bench import session as measuring
+from autotune.bench.contenders import STOCK, SYMMETRIX, CapturedForm, chosen, contenders_of
 from autotune.bench.model_rows import (
     Row,
+    aligned,
+    identity_of,
     is_current,
     is_of_one_run,
     row_lines,
@@ -29,6 +38,7 @@ from autotune.bench.model_rows import (
     what_a_row_depends_on,
     what_ours_depend_on,
 )
+from autotune.bench.rows import DEFAULT
 from autotune.bench.session import (
     PASSES,
     REFERENCE,
@@ -37,16 +47,23 @@ from autotune.bench.session import (
     Given,
     ModelSession,
     ModelSetting,
+    answers,
     passes_of,
     wall_figures,
 )
 from autotune.database.maintenance import now_text
-from autotune.errors import ConfigError, WorkerError
+from autotune.errors import ConfigError, PeerError, WorkerError
+from autotune.measure.trial import is_out_of_memory
 from autotune.measure.worker import Worker
 from autotune.models.package import Package
-from autotune.models.whole_model import PACKAGES, find_atoms, open_model, package_named, published_models
-from autotune.text import is_ours
+from autotune.models.whole_model import PACKAGES, RATTLED, find_atoms, open_model, package_named, published_models
+from autotune.text import MISSING, TUNED, contender_name, count, is_ours, ratio_text, time_text
+from autotune.workload.graphs import Bulk
 from kernelgen.device import DeviceFacts, device_facts
+
+if TYPE_CHECKING:
+    from ase import Atoms
+
 
 JOB_LIMIT_S = 900.0
 
@@ -322,3 +339,272 @@ class _Group:
         row["date"] = now_text()
         self.rows[structure, which] = row
         store_rows(self.folder, device_facts(self.request.device), [row])
+
+
+# ``equitune bench largest``: the largest diamond crystal that a device can take, by each contender.
+#
+# Contenders follow each other, so that each has the device to itself, in a process of its own. There the crystal is
+# doubled, one direction after the other, until energies, forces and stress fail or a limit of time or atoms is reached.
+# Every size is stored at once. A contender that was interrupted starts again; finished ones are kept.
+
+CELL = Bulk("C", "diamond", 3.567)
+CELL_ATOMS = 8
+FIRST = (2, 2, 2)
+# Seconds of doubling for each contender, the building of its model not counted.
+LIMIT_S = 240.0
+# Copies of a cell have equal forces. In float32, positions of hundreds of angstrom are off by 1e-5, and displacements
+# are RATTLED; kernels that address too much memory are off by everything.
+MOST_UNLIKE = 0.05
+
+Repeats = tuple[int, int, int]
+
+
+@dataclass(frozen=True)
+class LargestRequest:
+    """What to measure; an empty selection means all. most_atoms: the doubling stops there; a CPU needs it."""
+
+    models: tuple[str, ...] = ()
+    contenders: tuple[str, ...] = ()
+    device: str = "cpu"
+    dtype: str = "float32"
+    fresh: bool = False
+    most_atoms: int | None = None
+    limit_s: float = LIMIT_S
+
+
+def largest_crystals(request: LargestRequest, folder: Path, say: Callable[[str], None]) -> list[Row]:
+    """Measure what is missing; returns the row of each model, kept contenders included."""
+    _require_ceiling(request)
+    return [_measured(model, request, folder, say) for model in models_named(request.models, say)]
+
+
+def contenders_for(package: Package) -> tuple[str, ...]:
+    """Those of a package's models that can run on any number of atoms.
+
+    The captured forms of others need their memory and that of a graph: nobody captures where memory ends.
+    """
+    captured = {f"{path}-captured" for path in (STOCK, *package.peers)}
+    return tuple(name for name in contenders_of(package) if name != SYMMETRIX and name not in captured)
+
+
+def crystals() -> Iterator[tuple[int, Repeats]]:
+    """Numbers of atoms and repeats, each with twice the atoms of the last, without end."""
+    repeats, direction = list(FIRST), 0
+    while True:
+        yield CELL_ATOMS * math.prod(repeats), (repeats[0], repeats[1], repeats[2])
+        repeats[direction] *= 2
+        direction = (direction + 1) % 3
+
+
+def crystal(repeats: Repeats) -> Atoms:
+    """Equal cells whose atoms are slightly displaced, as otherwise forces would be zero."""
+    cell = CELL.atoms()
+    cell.rattle(RATTLED, seed=0)
+    return cell.repeat(repeats)
+
+
+@answers
+def step_on_crystal(session: ModelSession, repeats: Repeats) -> Cell:
+    """Atoms, edges, memory and the time of one step after a warm-up, on a crystal of so many cells."""
+    if isinstance(session.model, CapturedForm):
+        session.model.forget()  # the last size's graph is no part of this one's memory
+    atoms = crystal(repeats)
+    inputs = _inputs(session, atoms)
+    forces: list[torch.Tensor] = []
+
+    def step() -> None:
+        forces[:] = [session.model.energies_and_forces(inputs, stress=True).forces.detach()]
+
+    measuring.warm_up(step, session.device, 1, 0.0)
+    peak = measuring.peak_mib(step, session.device)
+    seconds = measuring.timed(step, session.device)
+    _require_alike(forces[0])
+    figures: Cell = {"atoms": len(atoms), "edges": int(session.model.edges(inputs).shape[1])}
+    figures |= {} if peak is None else {"peak_mib": peak}
+    return figures | {"wall_ms": round(seconds * 1e3, 4)}
+
+
+def _inputs(session: ModelSession, atoms: Atoms) -> dict[str, Any]:
+    """The package's own; a host without the memory for its list of neighbours is not the device's fault."""
+    try:
+        return session.model.inputs([atoms])
+    except Exception as error:
+        of_device = isinstance(error, torch.OutOfMemoryError) or "CUDA" in str(error)
+        if torch.device(session.device).type == "cuda" and is_out_of_memory(error) and not of_device:
+            raise PeerError("the host has no memory for the list of neighbours") from error
+        raise
+
+
+def _require_alike(forces: torch.Tensor) -> None:
+    """PeerError unless all copies of the cell have the same forces [atoms, 3], which are not zero."""
+    copies = forces.reshape(-1, CELL_ATOMS, 3)
+    largest = float(copies[0].abs().max())
+    unlike = float((copies - copies[0]).abs().max()) / largest if largest > 0 else math.nan
+    if not unlike <= MOST_UNLIKE:
+        raise PeerError(f"wrong values: forces of equal cells differ by {unlike:.1e} of the largest")
+
+
+def _require_ceiling(request: LargestRequest) -> None:
+    first, _ = next(crystals())
+    if request.most_atoms is None and torch.device(request.device).type == "cpu":
+        raise ConfigError(
+            "on a CPU the crystal would be doubled until the host's memory is full, and the host may not survive that; "
+            "expected a ceiling, such as --most-atoms 512"
+        )
+    if request.most_atoms is not None and request.most_atoms < first:
+        raise ConfigError(f"--most-atoms is {request.most_atoms}; expected at least {first}, the smallest crystal")
+
+
+def _measured(model: str, request: LargestRequest, folder: Path, say: Callable[[str], None]) -> Row:
+    package, facts = package_of_model(model), device_facts(request.device)
+    depends = what_a_row_depends_on(model, package, facts)
+    row = _empty_row(model, request) | depends | what_ours_depend_on(facts)
+    wanted = chosen(package, request.contenders, contenders_for)
+    if not request.contenders:
+        wanted = tuple(name for name in wanted if name != DEFAULT)  # it takes the memory of the tuned one
+    kept = stored_rows(folder, facts.slug).get(identity_of(row))
+    if kept is not None and was_measured_alike(kept, depends):
+        row["contenders"] = dict(kept["contenders"])
+        row["atoms"], row["edges"] = kept["atoms"], kept["edges"]
+    run = _Run(row, request, folder, say)
+    for contender in wanted:
+        cell = row["contenders"].get(contender, {})
+        if request.fresh or not (finished(cell, request.most_atoms) and is_current(contender, cell, facts)):
+            run.double(contender)
+        else:
+            say(f"{model}, {contender}: kept")
+    return row
+
+
+def _empty_row(model: str, request: LargestRequest) -> Row:
+    command = f"equitune bench largest --model {model}"
+    command += f" --dtype {request.dtype}" if request.dtype != "float32" else ""
+    command += f" --most-atoms {request.most_atoms}" if request.most_atoms is not None else ""
+    identity = {"model": model, "structure": STRUCTURE, "pass": PASS, "dtype": request.dtype}
+    return identity | {"atoms": None, "edges": None, "command": command, "contenders": {}}
+
+
+def _doubled(cell: Cell, atoms: int, answer: Cell) -> Cell:
+    """The cell after one more size: a larger crystal, or the end."""
+    if "error" not in answer:
+        return cell | {"largest": answer}
+    ended = {"atoms": atoms, "why": answer["error"]}
+    ended |= {"ceiling": answer["ceiling"]} if "ceiling" in answer else {}
+    return cell | {"ended": ended} | ({} if "largest" in cell else {"error": answer["error"]})
+
+
+@dataclass
+class _Run:
+    """The row of one model while it is measured."""
+
+    row: Row
+    request: LargestRequest
+    folder: Path
+    say: Callable[[str], None]
+
+    def double(self, contender: str) -> None:
+        """Ask one contender for ever larger crystals, and keep its cell after each."""
+        given = self.request
+        setting = ModelSetting(self.row["model"], contender, given.device, given.dtype)
+        self.say(f"{setting.model}, {contender}: building")
+        with Worker(setting) as worker:
+            # A note, or the reason for which it cannot take part.
+            cell = {key: value for key, value in answer_of(worker, JOB_LIMIT_S, ModelSession.facts).items() if value}
+            end = time.monotonic() + given.limit_s
+            sizes = crystals()
+            if stopped(cell):
+                self._keep(contender, cell)
+            while not stopped(cell):
+                atoms, repeats = next(sizes)
+                cell = _doubled(cell, atoms, self._answer(worker, atoms, repeats, end))
+                self._keep(contender, cell)
+        self.say(f"  {why_ended(cell)}")
+
+    def _answer(self, worker: Worker, atoms: int, repeats: Repeats, end: float) -> Cell:
+        """A step's figures; or why there are none, such as that the clock shows ``end``."""
+        most, left = self.request.most_atoms, end - time.monotonic()
+        if most is not None and atoms > most:
+            return {"error": f"more than --most-atoms {most}", "ceiling": most}
+        answer: Cell = answer_of(worker, left, step_on_crystal, repeats) if left > 0 else {"error": ""}
+        if "error" not in answer:
+            self.say(f"  {count(atoms)} atoms: {time_text(answer['wall_ms'] * 1e3)}")
+        elif time.monotonic() >= end:
+            return {"error": f"time limit of {self.request.limit_s:.0f} s"}
+        return answer
+
+    def _keep(self, contender: str, cell: Cell) -> None:
+        self.row["contenders"][contender] = signed(contender, cell, device_facts(self.request.device))
+        most = max(self.row["contenders"].values(), key=atoms_of).get("largest", {})
+        self.row |= {"atoms": most.get("atoms"), "edges": most.get("edges"), "date": now_text()}
+        store_rows(self.folder, device_facts(self.request.device), [self.row])
+
+
+# Rows of the largest crystals: beside those of times in ``results/models/DEVICE.json``, as a pass of its own.
+#
+# A cell is ``{"largest": {atoms, edges, wall_ms, peak_mib}, "ended": {atoms, why}}``: what fitted, and the first that
+# did not. Without ``largest`` it has the reason as ``error``. Without ``ended`` the run was interrupted. No figure is
+# where those of times are: contenders took different numbers of atoms, so their times must not be compared. The row's
+# own numbers of atoms and edges are the largest of all.
+
+PASS, STRUCTURE = "largest", "diamond"
+StoredCell = Mapping[str, Any]
+
+
+def is_largest(row: Mapping[str, Any]) -> bool:
+    """Whether a stored row of models is one of these."""
+    return row.get("pass") == PASS
+
+
+def stopped(cell: StoredCell) -> bool:
+    """Whether the doubling came to an end, or could not begin."""
+    return "error" in cell or "ended" in cell
+
+
+def finished(cell: StoredCell, most_atoms: int | None) -> bool:
+    """Whether measuring again with this ceiling would say no more."""
+    ended = cell.get("ended", {})
+    below = "ceiling" in ended and (most_atoms is None or most_atoms >= ended["atoms"])
+    return stopped(cell) and not below
+
+
+def atoms_of(cell: StoredCell) -> int:
+    """Atoms of the largest crystal that fitted; 0 if none did."""
+    return int(cell.get("largest", {}).get("atoms", 0))
+
+
+def largest_other(cells: Mapping[str, StoredCell]) -> int:
+    """The most atoms that a contender without Equitune took; 0 if none took any."""
+    return max((atoms_of(cell) for name, cell in cells.items() if not is_ours(name)), default=0)
+
+
+def why_ended(cell: StoredCell) -> str:
+    """``131,072 atoms: out of memory``, the reason for which nothing fitted, or that the run was interrupted."""
+    ended = cell.get("ended")
+    if ended:
+        return f"{count(ended['atoms'])} atoms: {ended['why']}"
+    return str(cell.get("error", "interrupted"))
+
+
+def table_lines(rows: Sequence[Mapping[str, Any]]) -> list[str]:
+    """One line per model and contender, Equitune first."""
+    heads = ("model", "dtype", "path", "atoms", "over largest other", "edges", "memory", "a step", "ended by")
+    return aligned([heads, *(_line(row, name) for row in rows for name in row["contenders"])])
+
+
+def _line(row: Mapping[str, Any], name: str) -> tuple[str, ...]:
+    cell = row["contenders"][name]
+    head = (row["model"], row["dtype"], "Equitune" if name == TUNED else contender_name(name))
+    if not atoms_of(cell):
+        return (*head, *[MISSING] * 5, why_ended(cell))
+    found, other = cell["largest"], largest_other(row["contenders"])
+    ratio = ratio_text(found["atoms"] / other) if other else MISSING
+    memory = f"{found['peak_mib'] / 1024:.2f} GiB" if "peak_mib" in found else MISSING
+    return (
+        *head,
+        count(found["atoms"]),
+        ratio,
+        count(found["edges"]),
+        memory,
+        time_text(found["wall_ms"] * 1e3),
+        why_ended(cell),
+    )

@@ -1,7 +1,7 @@
 """The command ``equitune``.
 
-Read ``commands`` (``tune``, ``report`` and others), ``options``, ``tune``, ``bench``, ``database`` (``equitune db``),
-``show`` (and ``replay``), ``doctor`` and ``pack`` with ``packing``. Without the packages of extra ``tune``, typer among
+Read ``commands`` (``report``, ``replay`` and others), ``options``, ``tune``, ``bench``, ``database`` (``equitune db``),
+``show``, ``doctor`` and ``pack`` with ``packing``. Without the packages of extra ``tune``, typer among
 them, ``doctor`` answers.
 """
 
@@ -14,7 +14,7 @@ from typing import NoReturn
 
 def main(arguments: Sequence[str] | None = None) -> NoReturn:
     """Run the command and exit; deliberate errors become one line on standard error and exit code 2."""
-    from autotune.extras import missing_packages
+    from autotune.paths import missing_packages
 
     words = list(sys.argv[1:] if arguments is None else arguments)
     if missing_packages():

@@ -5,9 +5,8 @@ Of stored rows of kernels ``again`` measures old ones, and ``orders`` adds the t
 
 from __future__ import annotations
 
-import functools
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -36,7 +35,6 @@ from autotune.errors import ConfigError, unknown_name
 if TYPE_CHECKING:
     from datetime import datetime
 
-    from autotune.bench.rows import Row
 
 # Sampling of the suite, and of rows that are measured again, which are hundreds; of any other config.
 SHORT_S, LONG_S = 0.3, 2.0
@@ -133,13 +131,12 @@ def kernels(
     """
     from autotune.workload.toml_tables import config_path
 
-    limits = time.monotonic(), budget_seconds(budget)
+    limits = {"begin": time.monotonic(), "budget": budget_seconds(budget)}
     config_path(config)
     chosen = () if no_peers else peers_named(peers)
     seconds_each = (SHORT_S if config == "suite" else LONG_S) if seconds is None else seconds
-    exports = (export_markdown, export_json)
-    how = (fresh, energy, verbose)
-    _compare(config, device, devices, chosen, seconds_each, how, limits, exports, results, reports)
+    how = {"peers": chosen, "seconds_each": seconds_each, "fresh": fresh, "energy": energy, "verbose": verbose}
+    _compare(config, device, devices, export_markdown, export_json, results, reports, **how, **limits)
 
 
 @app.command(epilog=examples("equitune bench again 2026-11-26"))
@@ -163,28 +160,26 @@ def again(
     """Measure all stored rows from before a date again, by one set of code."""
     from autotune.bench.kernels import parse_date
 
-    limits, chosen = (time.monotonic(), budget_seconds(budget)), () if no_peers else peers_named(peers)
-    seconds_each, exports = SHORT_S if seconds is None else seconds, (export_markdown, export_json)
+    limits = {"begin": time.monotonic(), "budget": budget_seconds(budget)}
+    chosen, seconds_each = () if no_peers else peers_named(peers), SHORT_S if seconds is None else seconds
     what = parse_date(before)
-    how = (True, energy, verbose)
-    _compare(what, device, devices, chosen, seconds_each, how, limits, exports, results, reports)
+    how = {"peers": chosen, "seconds_each": seconds_each, "fresh": True, "energy": energy, "verbose": verbose}
+    _compare(what, device, devices, export_markdown, export_json, results, reports, **how, **limits)
 
 
 def _compare(
     what: str | datetime,
     device: str | None,
     devices: str | None,
-    peers: tuple[str, ...] | None,
-    seconds_each: float,
-    how: tuple[bool, bool, bool],
-    limits: tuple[float, float | None],
-    exports: tuple[Path | None, Path | None],
+    export_markdown: Path | None,
+    export_json: Path | None,
     results: Path | None,
     reports: Path | None,
+    **options: Any,
 ) -> None:
     """Compare what a config says, or stored rows from before a date; export the rows, and write the device's page.
 
-    how: --fresh, --energy and --verbose. limits: when the command began, and its budget in seconds.
+    options: of :func:`autotune.bench.kernels.bench`, the budget with the time for the page.
     """
     # Mistakes until here are answered without torch.
     from rich.console import Console
@@ -194,24 +189,17 @@ def _compare(
     from autotune.workload.config import load_config
     from kernelgen.device import device_facts
 
-    if not seconds_each >= 0:
-        raise ConfigError(f"--seconds is {seconds_each}; expected zero or more")
-    for option, path in zip(("--export-markdown", "--export-json"), exports, strict=True):
-        export_file(option, path)
+    if not options["seconds_each"] >= 0:
+        raise ConfigError(f"--seconds is {options['seconds_each']}; expected zero or more")
+    export_file("--export-markdown", export_markdown)
+    export_file("--export-json", export_json)
     chosen, folder = devices_given(device, devices), results_folder(results)
     facts = device_facts(chosen[0])
     loaded = load_config(what, facts.backend) if isinstance(what, str) else what
-    options: dict[str, Any] = {
-        "peers": peers,
-        "seconds_each": seconds_each,
-        **dict(zip(("fresh", "energy", "verbose"), how, strict=True)),
-        "devices": chosen,
-        "begin": limits[0],
-        "budget": None if limits[1] is None else limits[1] - PAGES_S,
-    }
-    rows = bench(loaded, chosen[0], folder, console=Console(), **options)
-    texts: tuple[Callable[[list[Row]], str], ...] = (markdown_text, functools.partial(record_text, facts))
-    for path, text in zip(exports, texts, strict=True):
+    if options["budget"] is not None:
+        options["budget"] -= PAGES_S
+    rows = bench(loaded, chosen[0], folder, console=Console(), devices=chosen, **options)
+    for path, text in ((export_markdown, markdown_text), (export_json, lambda rows: record_text(facts, rows))):
         if path is not None:
             path.write_text(text(rows), encoding="utf-8")
             print(f"export: {path}")
@@ -294,7 +282,7 @@ def largest(
 
     One model and one path after the other. The record is results/models/DEVICE.json.
     """
-    from autotune.bench.largest import LargestRequest, largest_crystals, table_lines
+    from autotune.bench.whole_models import LargestRequest, largest_crystals, table_lines
 
     _require_dtype(dtype)
     given = tuple(model or ()), tuple(contender or ())

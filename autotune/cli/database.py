@@ -11,7 +11,9 @@ from typing import TYPE_CHECKING, Annotated, Literal
 import typer
 
 from autotune.cli import options
-from autotune.extras import typed
+from autotune.errors import ConfigError
+from autotune.paths import typed
+from kernelgen.errors import EquituneError
 
 if TYPE_CHECKING:
     from autotune.database.entry import Entry
@@ -101,7 +103,6 @@ def retune(
     from autotune.tune.run import tune
     from autotune.workload.config import TuneConfig
     from kernelgen.device import device_facts
-    from kernelgen.errors import EquituneError
 
     seconds = options.budget_seconds(budget)
     device, folder = options.resolve_device(device), options.results_folder(results)
@@ -205,7 +206,7 @@ def pull(
     results: options.Results = None,
 ) -> None:
     """Take this device's entries from a shared database; those without a certificate or a legal launch are refused."""
-    from autotune.database.exchange import pull as pull_from
+    from autotune.database.maintenance import pull as pull_from
     from kernelgen.device import device_facts
 
     facts = None if of else device_facts(options.resolve_device(device))
@@ -224,7 +225,7 @@ def push(
     results: options.Results = None,
 ) -> None:
     """Put this device's entries into a folder that others pull from; the better of two entries stays there."""
-    from autotune.database.exchange import push as push_to
+    from autotune.database.maintenance import push as push_to
     from kernelgen.device import device_facts
 
     slug = device_facts(options.resolve_device(device)).slug
@@ -245,7 +246,6 @@ def contribute(
 
     Trials are kept: interrupt it, and go on with the same command.
     """
-    from autotune.errors import ConfigError
     from autotune.tune.contribution import SUFFIX, whole_config, write_contribution
     from autotune.tune.run import tune
     from kernelgen.device import device_facts

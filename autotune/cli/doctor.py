@@ -17,7 +17,9 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, NoReturn
 
-from autotune.extras import TUNE, lacking, missing_packages, typed
+from autotune.paths import TUNE, lacking, missing_packages, typed, user_data_dir
+from kernelgen.errors import CacheError, EquituneError, ToolMissingError
+from kernelgen.version import GENERATOR_VERSION, __version__
 
 if TYPE_CHECKING:
     from rich.table import Table
@@ -130,7 +132,6 @@ def _gpus() -> Iterator[tuple[str, str, str]]:
 
 def _host_compiler() -> Iterator[tuple[str, str, str]]:
     from kernelgen.compile.host import try_host_compiler
-    from kernelgen.errors import EquituneError
 
     try:
         compiler = try_host_compiler()
@@ -154,7 +155,6 @@ def _runs_without_a_compiler() -> bool:
 
 def _nvrtc() -> Iterator[tuple[str, str, str]]:
     from kernelgen.compile.gpu import nvrtc_version
-    from kernelgen.errors import ToolMissingError
 
     try:
         version = nvrtc_version()
@@ -168,7 +168,6 @@ def _nvrtc() -> Iterator[tuple[str, str, str]]:
 def nvrtc_flaws(version: str) -> list[str]:
     """Why kernels of this NVRTC do not run here: the driver is too old for them, or the GPU too new."""
     from kernelgen.compile.gpu import misfit, unknown_arch
-    from kernelgen.errors import ToolMissingError
     from kernelgen.runtime.kernel import driver_cuda
 
     try:
@@ -185,8 +184,6 @@ def nvrtc_flaws(version: str) -> list[str]:
 
 
 def _software() -> Iterator[tuple[str, str, str]]:
-    from kernelgen.version import GENERATOR_VERSION
-
     yield "python", platform.python_version(), "ok"
     if other := version_of("autotune"):
         text = (
@@ -201,7 +198,6 @@ def _software() -> Iterator[tuple[str, str, str]]:
 
 def _cache() -> Iterator[tuple[str, str, str]]:
     from kernelgen.compile.cache import cache_dir, require_private
-    from kernelgen.errors import CacheError
 
     folder = cache_dir()
     sizes = [file.stat().st_size for file in folder.rglob("*") if file.is_file()]
@@ -214,7 +210,6 @@ def _cache() -> Iterator[tuple[str, str, str]]:
 
 def _databases() -> Iterator[tuple[str, str, str]]:
     from autotune.database.store import database_dirs, device_files, read_table
-    from autotune.paths import user_data_dir
 
     for folder in database_dirs():
         name = "user" if folder == user_data_dir() else "shipped"
@@ -256,8 +251,6 @@ PROBES: tuple[tuple[str, Probe], ...] = (
 def answer_without_tune(words: Sequence[str]) -> NoReturn:
     """Answer and exit: 0, or 2 with one line on standard error."""
     if list(words) == ["--version"]:
-        from kernelgen.version import __version__
-
         print(f"equitune {__version__}")
         sys.exit(0)
     if list(words) in (["doctor"], ["doctor", "--json"]):

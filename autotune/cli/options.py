@@ -17,7 +17,8 @@ import typer
 from typer.core import TyperGroup
 
 from autotune.errors import ConfigError
-from autotune.extras import typed
+from autotune.paths import reports_dir, typed
+from kernelgen.errors import InputError, ToolMissingError
 
 # The exit code after Ctrl-C.
 INTERRUPTED = 130
@@ -84,7 +85,6 @@ def resolve_device(text: str | None) -> str:
     import torch
 
     from kernelgen.device import device_facts
-    from kernelgen.errors import InputError, ToolMissingError
 
     if text is None:
         return "cuda:0" if torch.cuda.is_available() else "cpu"
@@ -101,7 +101,6 @@ def resolve_device(text: str | None) -> str:
 
 def devices_given(device: str | None, devices: str | None) -> list[str]:
     """The devices of ``--device`` or ``--devices``; an error if both are given."""
-    from autotune.errors import ConfigError
     from autotune.measure.worker import devices_named
 
     if device is not None and devices is not None:
@@ -110,7 +109,6 @@ def devices_given(device: str | None, devices: str | None) -> list[str]:
 
 
 def budget_seconds(text: str | None, option: str = "--budget") -> float | None:
-    from autotune.errors import ConfigError
     from autotune.workload.toml_tables import parse_duration
 
     try:
@@ -133,8 +131,6 @@ def peers_named(text: str) -> tuple[str, ...] | None:
 
 
 def positive(option: str, number: int | None) -> None:
-    from autotune.errors import ConfigError
-
     if number is not None and number < 1:
         raise ConfigError(f"{option} is {number}; expected a positive integer")
 
@@ -147,8 +143,6 @@ def results_folder(given: Path | None) -> Path:
 
 def export_file(option: str, path: Path | None) -> Path | None:
     """A file to write at the end of a long run; a missing folder is an error at once."""
-    from autotune.errors import ConfigError
-
     if path is not None and (path.is_dir() or not path.parent.is_dir()):
         raise ConfigError(f"{option} {path}: expected a file in a folder that exists")
     return path
@@ -156,7 +150,6 @@ def export_file(option: str, path: Path | None) -> Path | None:
 
 def write_pages(results: Path, reports: Path | None, only: str | None) -> bool:
     """Write the pages and print their paths; ``only``: that of this device. Returns whether there are any."""
-    from autotune.paths import reports_dir
     from autotune.report import write_reports
 
     folder = reports or reports_dir(results)
@@ -170,7 +163,6 @@ def write_pages(results: Path, reports: Path | None, only: str | None) -> bool:
 
 def write_comparison_page(before: Path, after: Path, results: Path, reports: Path | None) -> None:
     """Print the verdict on two bench records, write the page that compares them, and print its path."""
-    from autotune.paths import reports_dir
     from autotune.report import write_comparison
 
     print(f"report: {write_comparison(before, after, reports or reports_dir(results), print)}")

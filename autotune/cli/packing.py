@@ -20,10 +20,10 @@ from autotune import paths
 from autotune.database.store import database_dirs, device_files, load_table
 from autotune.errors import ConfigError, unknown_name
 from autotune.modules.base import Found, Lookup
-from autotune.modules.convolution import operator_text
+from autotune.modules.rows import operator_text
 from autotune.tune.model_passes import open_named
 from autotune.workload.config import find_problem, load_all
-from autotune.workload.kinds.registry import operations_of
+from autotune.workload.known_kinds import operations_of
 from autotune.workload.toml_tables import read_toml
 from kernelgen.compile.host import LEVELS, features_of
 from kernelgen.compile.pack_file import PackFile, write_index

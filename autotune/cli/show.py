@@ -21,12 +21,12 @@ from autotune.database.lookup import Tuning, find_schedule
 from autotune.database.maintenance import facts_of_record, stale_entries
 from autotune.database.store import Table, database_dirs, database_path, device_files, device_record, load_table
 from autotune.errors import ConfigError
-from autotune.extras import typed
+from autotune.paths import typed
 from autotune.text import contender_name, direction_name, interval_text, time_text
 from autotune.tune.publish import verdict_of
 from autotune.workload.config import find_problem, load_all, load_config
-from autotune.workload.kinds.base import Problem
-from autotune.workload.kinds.registry import kernel_kind, operations_of
+from autotune.workload.kind import Problem
+from autotune.workload.known_kinds import kernel_kind, operations_of
 from autotune.workload.toml_tables import known_configs
 from autotune.workload.workload import GraphClass, Workload
 from kernelgen.device import DeviceFacts, device_facts

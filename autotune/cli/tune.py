@@ -12,7 +12,7 @@ import typer
 
 from autotune.cli import options
 from autotune.cli.options import Group
-from autotune.extras import typed
+from autotune.paths import typed
 
 if TYPE_CHECKING:
     from autotune.tune.model import ModelTuning

@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Any, Concatenate, ParamSpec
 
 from autotune.database.entry import what_is_wrong
 from autotune.errors import PeerError
-from autotune.measure.operations import new_graph, order_ms
+from autotune.measure.kinds import new_graph, order_ms
 from autotune.measure.trial import WorkloadSession, device_is_lost, free_memory, is_out_of_memory
 from autotune.measure.worker import Worker, WorkerLost
 from autotune.text import NOT_COMPARED, time_text
@@ -28,7 +28,7 @@ from autotune.workload.workload import Workload, moved_bytes
 from kernelgen.kernels.knobs import Knobs
 
 if TYPE_CHECKING:
-    from autotune.measure.operations import GraphOrder
+    from autotune.measure.kinds import GraphOrder
     from autotune.measure.timing import Sampler, Timing
 
 # Rows of calls to measure the host's time; fewer for a host that needs longer, or this many times the least.

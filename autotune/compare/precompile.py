@@ -17,15 +17,20 @@ from dataclasses import dataclass
 from time import monotonic
 from typing import Any
 
+import torch
+
 from autotune.compare.comparison import Schedules
-from autotune.compare.peers.e3nn import noted, take_note
+from autotune.compare.peers import peers_for
+from autotune.compare.peers.e3nn import OUT_OF_TIME, noted, take_note
 from autotune.measure import worker as processes
 from autotune.measure.kinds import measured_kind
 from autotune.measure.trial import free_memory
 from autotune.measure.worker import CONTEXT
 from autotune.workload.graphs import GraphSpec, Points
-from autotune.workload.kinds.base import Problem
+from autotune.workload.kind import Problem
 from autotune.workload.workload import Workload
+from kernelgen.errors import EquituneError
+from kernelgen.runtime.kernel import load_kernel
 
 COMPILED_PEER = "e3nn-compiled"
 # e3nn is compiled with dynamic sizes, so any graph works; a small one leaves memory for every process.
@@ -51,8 +56,6 @@ def known_failures(
     rows: Iterable[Mapping[str, Any]], workloads: Iterable[Workload], software: Mapping[str, str]
 ) -> dict[Kind, str]:
     """The e3nn products for which torch.compile ran into its time limit, from rows of the same torch and e3nn."""
-    from autotune.compare.peers.e3nn import OUT_OF_TIME
-
     kinds = {(kind[0].key, *kind[1:]): kind for kind in map(kind_of, workloads)}
     failures = {}
     for row in rows:
@@ -85,9 +88,6 @@ def begin_process() -> None:
 
 
 def compile_kernel(spec: Any) -> str:
-    from kernelgen.errors import EquituneError
-    from kernelgen.runtime.kernel import load_kernel
-
     try:
         load_kernel(spec)
     except EquituneError as error:
@@ -100,10 +100,7 @@ def compile_peers(product: Product, device: str) -> str:
 
     A success is noted, and so is running out of time; any other failure may be of this moment.
     """
-    import torch
     import torch._inductor.config
-
-    from autotune.compare.peers.e3nn import OUT_OF_TIME
 
     # Every core already runs a process.
     torch._inductor.config.compile_threads = 1
@@ -123,10 +120,6 @@ def build_peers(
     Other graphs of the problem reuse what they build. Returns the reasons of failures, which the comparison reports
     again.
     """
-    import torch
-
-    from autotune.compare.peers import peers_for
-
     reasons = {}
     # Nodes or edges alone stay what they are.
     small = SMALL_GRAPH if workload.graph.has_nodes else GraphSpec("small", workload.kind.graph_of_size(100, 0))

@@ -18,7 +18,7 @@ from types import MappingProxyType
 from typing import Any
 
 from autotune.errors import DatabaseError
-from autotune.workload.kinds.registry import KINDS, OPERATIONS, kernel_kind, problem_from_key
+from autotune.workload.known_kinds import KINDS, OPERATIONS, kernel_kind, problem_from_key
 from autotune.workload.workload import GraphClass, Identity
 from kernelgen.device import DeviceFacts
 from kernelgen.errors import EquituneError
@@ -53,7 +53,7 @@ class Entry:
     gain: speed-up ``ratio`` over the default with the interval ``low`` to ``high`` at ``level``; empty if the default
         won, and in entries of before 22 November 2026, whichever schedule won there.
     runner_up: if the default won, the same of the fastest other schedule; empty in entries of before 27 November 2026.
-    conditions: of the machine meanwhile (:mod:`autotune.measure.conditions`); ``noise``: why not to trust the times.
+    conditions: of the machine meanwhile (:mod:`autotune.measure.timing`); ``noise``: why not to trust the times.
     certificate: ``bitwise`` (two runs gave the same bits), ``equivariance`` (relative error), ``edges`` (number checked
         for errors), ``environment`` (hash of software and driver versions). Empty, or without ``equivariance``, where
         it was not measured: ``equitune db verify`` measures it.

@@ -34,7 +34,6 @@ from typing import Any
 import torch
 
 from autotune.database.entry import Entry
-from autotune.database.knobs import within_limits
 from autotune.database.nearest import (
     Query,
     by_nearness,
@@ -43,14 +42,14 @@ from autotune.database.nearest import (
     is_legal,
     kindred_tables,
     with_skipped,
+    within_limits,
 )
 from autotune.database.predicted import Predicted, chosen_before, forms_for_skew, predict, serves, tries
 from autotune.database.store import Table, database_dirs, database_path, load_table, tuned_dirs
 from autotune.errors import TuningMissError
-from autotune.extras import typed
-from autotune.workload.kinds.base import Problem
-from autotune.workload.kinds.harmonics import VECTORS, VectorsKind, product_schedule
-from autotune.workload.kinds.registry import kernel_kind
+from autotune.paths import typed
+from autotune.workload.kind import Problem
+from autotune.workload.known_kinds import VECTORS, VectorsKind, kernel_kind, product_schedule
 from autotune.workload.workload import GraphClass
 from kernelgen.arithmetic.directions import DIRECTIONS, HARMONICS_DIRECTIONS, Direction
 from kernelgen.device import DeviceFacts, cuda_facts

@@ -29,7 +29,7 @@ import filelock
 from autotune import paths
 from autotune.database.lookup import Tuning, find_schedule
 from autotune.database.store import database_path, replace_file
-from autotune.workload.kinds.registry import problem_from_key
+from autotune.workload.known_kinds import problem_from_key
 from autotune.workload.workload import GraphClass, Identity
 from kernelgen.arithmetic.directions import fixed_order_parts
 from kernelgen.device import DeviceFacts, device_facts

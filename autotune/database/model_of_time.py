@@ -19,7 +19,7 @@ import numpy as np
 from autotune import paths
 from autotune.database.nearest import device_distance
 from autotune.database.store import DatabaseWarning
-from autotune.workload.kinds.tensor_product import bytes_of_product
+from autotune.workload.known_kinds import bytes_of_product
 from autotune.workload.workload import GraphClass
 from kernelgen.arithmetic.couplings import path_terms
 from kernelgen.device import DeviceFacts

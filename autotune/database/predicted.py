@@ -20,9 +20,8 @@ from typing import Any
 
 import filelock
 
-from autotune.database.knobs import FINE_GROUPS, product_knobs
 from autotune.database.model_of_time import Features, PredictionTable, Trees, Winner, table_for
-from autotune.database.nearest import canonical_product, nearest_values
+from autotune.database.nearest import FINE_GROUPS, canonical_product, nearest_values, product_knobs
 from autotune.database.store import database_path, replace_file
 from autotune.workload.workload import GraphClass
 from kernelgen.compile.cache import cache_dir

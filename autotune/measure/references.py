@@ -20,7 +20,7 @@ import torch
 
 from autotune.errors import WorkerError
 from autotune.workload.graphs import build_graph
-from autotune.workload.kinds.base import Problem
+from autotune.workload.kind import Problem
 from autotune.workload.workload import Tensors, Workload, make_tensors, normal_numbers, relayout
 from kernelgen.arithmetic.contraction import CONTRACTION_DIRECTIONS
 from kernelgen.arithmetic.contraction_couplings import polynomials

@@ -16,12 +16,11 @@ from dataclasses import dataclass
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
-from autotune.database.knobs import pair_knobs, product_knobs, threads_of
 from autotune.database.lookup import find_schedule
-from autotune.database.nearest import canonical_product, nearest_values
+from autotune.database.nearest import canonical_product, nearest_values, pair_knobs, product_knobs, threads_of
 from autotune.errors import ConfigError, unknown_name
-from autotune.workload.kinds.base import KernelKind
-from autotune.workload.kinds.registry import kernel_kind
+from autotune.workload.kind import KernelKind
+from autotune.workload.known_kinds import kernel_kind
 from kernelgen.arithmetic.directions import Direction
 from kernelgen.device import DeviceFacts
 from kernelgen.errors import ScheduleError

@@ -17,8 +17,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from autotune.database.entry import what_is_wrong
-from autotune.measure.kinds import Run, measured_kind
-from autotune.measure.operations import guarded, order_of
+from autotune.measure.kinds import Run, guarded, measured_kind, order_of
 from autotune.measure.references import Reference
 from autotune.measure.worker import Worker, WorkerLost
 from autotune.workload.workload import Tensors, Workload
@@ -40,7 +39,7 @@ class Outcome:
 
     compile_s, measure_s: seconds of compilation, and of the rest of the trial.
     cut: given up after a few samples because it is far slower than the best, so its median is imprecise.
-    conditions: of the machine while it was timed, see :mod:`autotune.measure.conditions`.
+    conditions: of the machine while it was timed, see :mod:`autotune.measure.timing`.
     errors: largest relative error against float64 by output slot. certificate: see
     :func:`autotune.measure.trial.certify`; empty unless it was asked for. device_lost: nothing more can run in
     that process.
@@ -196,8 +195,6 @@ def outcome_of(timing: Timing, **known: Any) -> Outcome:
 
 def is_out_of_memory(error: Exception) -> bool:
     """Whether the error is a failed allocation, of whatever type."""
-    import torch
-
     # On a CPU torch raises a plain RuntimeError.
     words = ("can't allocate memory", "not enough memory", "out of memory", "Invalid buffer size")
     return isinstance(error, MemoryError | torch.OutOfMemoryError) or any(word in str(error) for word in words)
@@ -222,8 +219,6 @@ def finite(errors: Mapping[str, float]) -> dict[str, float]:
 
 def device_is_lost(device: str) -> bool:
     """Whether the process's CUDA context is corrupted, so that every later call fails too."""
-    import torch
-
     if torch.device(device).type != "cuda":
         return False
     try:
@@ -236,8 +231,6 @@ def device_is_lost(device: str) -> bool:
 
 def free_memory(device: str) -> None:
     """Release unused device memory: first garbage cycles, then the allocator's cache."""
-    import torch
-
     gc.collect()
     if torch.device(device).type == "cuda" and torch.cuda.is_initialized():
         torch.cuda.empty_cache()

@@ -122,7 +122,7 @@ def _replaced(
 ) -> Place:
     """Put a stand-in into the model if there is one."""
     kind = kind_of(module) or PRODUCTS
-    known: tuple[ConvolutionBlock, ...] = of_packages("BLOCKS")
+    known: tuple[ConvolutionBlock, ...] = of_packages("blocks")
     matching = (block for block in known if block.product == attribute)
     block = next((block for block in matching if parent is not None and block.matches(parent)), None)
     found = replacing.stand_in(module, parent, block)
@@ -157,7 +157,7 @@ def restore(model: Any) -> int:
     originals = [child.put_back() for _, _, child in replaced]
     for (parent, name, child), original in zip(replaced, originals, strict=True):
         if isinstance(child, AcceleratedConvolution | ExchangedConvolution):
-            any(block.unfuse(parent) for block in of_packages("BLOCKS"))
+            any(block.unfuse(parent) for block in of_packages("blocks"))
         setattr(parent, name, original)
     for calculator in calculators:
         unquicken(calculator)

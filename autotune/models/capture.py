@@ -10,7 +10,6 @@ from __future__ import annotations
 import functools
 import math
 import threading
-from abc import ABC, abstractmethod
 from collections import OrderedDict
 from collections.abc import Callable, Hashable, Mapping
 from typing import Any, NamedTuple
@@ -18,10 +17,10 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from autotune.models.neighbors import AtomicGraph
+from autotune.models.package import Package
 from autotune.models.padding import Compute, Counts, Field, Fields, GraphMemory, PaddedStep, best_fit, padded_size
 from autotune.models.replace import full_name
-from autotune.models.stand_ins import of_packages
+from autotune.models.stand_ins import packages
 from kernelgen.errors import InputError, UnsupportedError
 
 OUTGROWN = ("capture", "eager")
@@ -193,7 +192,7 @@ class CapturedModel(torch.nn.Module):
         """What a step computes of padded tensors: the model's results with a call's options."""
         given_options = dict(options)
 
-        def compute(given: dict[str, torch.Tensor], size: Counts) -> dict[str, Any]:
+        def compute(given: dict[str, Tensor], size: Counts) -> dict[str, Any]:
             return self.package.known_results(self.package.compute(self.model, given, size, given_options), given)
 
         return compute
@@ -245,92 +244,25 @@ def settings_of(device: torch.device) -> tuple[Hashable, ...]:
     )
 
 
-# What :func:`autotune.capture` must know of a package's models.
-#
-# Every package's file has ``CAPTURED``, with one such object.
+# Which package captures a model, and what it would not see.
 
 
-class CapturablePackage(ABC):
-    """The models of one package, as functions of padded tensors.
-
-    name: the package's. classes: full names of those whose ``forward`` was read. methods: what a step takes the place
-    of. results: by name of a model's result, what its rows are: ``atoms`` or ``graphs``. left_out: names of the others,
-    which a captured step does not give.
-    """
-
-    name: str
-    classes: tuple[str, ...]
-    methods: tuple[str, ...] = ("forward", "__call__")
-    results: Mapping[str, str]
-    left_out: frozenset[str] = frozenset()
-
-    def matches(self, model: torch.nn.Module) -> bool:
-        """Whether it is such a model, by the names of its classes."""
-        return any(full_name(kind) in self.classes for kind in type(model).__mro__)
-
-    def check(self, model: Any) -> None:
-        """UnsupportedError for a model that cannot be captured, with the reason."""
-        return None
-
-    @abstractmethod
-    def runs_eagerly(self, model: Any, inputs: Mapping[str, Any], options: Mapping[str, Any]) -> str:
-        """Why a call is left to the model itself: it asks for what a captured step does not give; else empty."""
-
-    @abstractmethod
-    def cutoff(self, model: Any) -> float:
-        """Largest distance of neighbours; asked once a capture, since it may be on the device."""
-
-    @abstractmethod
-    def fields(self, model: Any, inputs: Mapping[str, Any], cutoff: float) -> tuple[Fields, Counts]:
-        """The tensors that the model reads, and the numbers of atoms, edges and graphs in them; does not wait."""
-
-    def compute(self, model: Any, given: dict[str, Tensor], size: Counts, options: Mapping[str, Any]) -> dict[str, Any]:
-        """The model's results for padded tensors; must not wait for the device."""
-        return model(given, **options)
-
-    def training_options(self, options: Mapping[str, Any]) -> Mapping[str, Any]:
-        """The options of a call whose forces are differentiated again, of a model in training mode."""
-        return options
-
-    def known_results(self, out: Mapping[str, Any], given: Mapping[str, Any]) -> dict[str, Any]:
-        """Those results that a captured step gives; UnsupportedError if it does not know one.
-
-        given: the inputs, with which some models return their results.
-        """
-        unknown = out.keys() - self.results.keys() - self.left_out - given.keys()
-        if unknown:
-            raise UnsupportedError(
-                f"the model gives {', '.join(sorted(unknown))}, of which capture does not know the rows; call the "
-                "model itself, uncaptured"
-            )
-        return {name: out[name] for name in self.results if name in out}
-
-    def answer(self, model: Any, inputs: Mapping[str, Any], found: dict[str, Any]) -> dict[str, Any]:
-        """What a call returns, of the real results: as much as the model itself does."""
-        return found
-
-    @abstractmethod
-    def moving(self, model: Any, graph: AtomicGraph) -> dict[str, Tensor]:
-        """Those of :meth:`fields`' tensors that change when the atoms of one structure move; does not wait."""
-
-
-def package_for(model: torch.nn.Module) -> CapturablePackage:
+def package_for(model: torch.nn.Module) -> Package:
     """The package of a model; UnsupportedError if there is none, or the model cannot be captured."""
-    packages: tuple[CapturablePackage, ...] = of_packages("CAPTURED")
-    for package in packages:
-        if package.matches(model):
+    for package in packages():
+        if _is_of(package, model):
             if any(getattr(module, "always_streamed", False) for module in model.modules()):
                 raise UnsupportedError(
                     "edge_weights='streamed' waits for the device in every step; accelerate the model with "
                     "edge_weights='whole' to capture it"
                 )
-            package.check(model)
+            package.check_captured(model)
             if own := _what_would_be_lost(model, package):
                 raise UnsupportedError(
                     f"{own}, whose inputs and results a captured step does not know; call the model itself, uncaptured"
                 )
             return package
-    names = ", ".join(package.name for package in packages)
+    names = ", ".join(package.title for package in packages())
     kind = f"{type(model).__module__}.{type(model).__qualname__}"
     raise UnsupportedError(
         f"capture does not know the model {kind}; it takes models of {names} that give energies and forces, not "
@@ -342,7 +274,7 @@ def why_not_captured(model: torch.nn.Module) -> list[str]:
     """Why models of known packages in a module tree cannot be captured."""
     reasons: dict[str, None] = {}
     for module in model.modules():
-        if any(package.matches(module) for package in of_packages("CAPTURED")):
+        if any(_is_of(package, module) for package in packages()):
             try:
                 package_for(module)
             except UnsupportedError as reason:
@@ -362,7 +294,12 @@ def cube(width: float) -> Tensor:
     return width * torch.eye(3)
 
 
-def _what_would_be_lost(model: torch.nn.Module, package: CapturablePackage) -> str:
+def _is_of(package: Package, model: torch.nn.Module) -> bool:
+    """Whether it is such a model, by the names of its classes."""
+    return any(full_name(kind) in package.classes for kind in type(model).__mro__)
+
+
+def _what_would_be_lost(model: torch.nn.Module, package: Package) -> str:
     """What the model does around the package's own step, in words; empty if nothing."""
     for method in package.methods:
         if method in model.__dict__:

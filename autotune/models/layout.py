@@ -1,6 +1,6 @@
 """Changes a whole model to layout ``ir_mul``: neighbouring blocks must agree, so either every part can or none does.
 
-A package's file may have ``LAYOUTS``: its kinds of models that can.
+A package's table has ``layouts``: its kinds of models that can.
 """
 
 from __future__ import annotations
@@ -63,7 +63,7 @@ def change_layouts(model: torch.nn.Module, replacing: Replacing) -> tuple[list[P
     places: list[Place] = []
     reasons: dict[str, None] = {}
     for prefix, found in list(model.named_modules()):
-        for layout in of_packages("LAYOUTS"):
+        for layout in of_packages("layouts"):
             if layout.matches(found) and not any(isinstance(part, StandIn) for part in found.modules()):
                 changed = _changed(found, layout, replacing, f"{prefix}." if prefix else "")
                 if isinstance(changed, str):
@@ -115,7 +115,7 @@ def _detail(found: Any) -> str:
 
 def undo_layouts(model: torch.nn.Module) -> None:
     """Take back what :func:`change_layouts` did besides stand-ins; InputError for a part of a model in ``ir_mul``."""
-    whole = [(layout, found) for found in model.modules() for layout in of_packages("LAYOUTS") if layout.matches(found)]
+    whole = [(layout, found) for found in model.modules() for layout in of_packages("layouts") if layout.matches(found)]
     held = {part for _, found in whole for part in found.modules()}
     for name, part in model.named_modules():
         if isinstance(part, NodeStandIn) and part not in held:

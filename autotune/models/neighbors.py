@@ -59,6 +59,11 @@ class AtomicGraph:
     offsets: Tensor
     vectors: Tensor
 
+    @property
+    def edge_index(self) -> Tensor:
+        """[2, edges]: centers, then neighbors."""
+        return torch.stack((self.centers, self.neighbors))
+
 
 @dataclass(frozen=True)
 class Candidates:

@@ -1,6 +1,6 @@
 """Finds the blocks whose radial network gives the weights of a convolution, and moves the last layer over there.
 
-A package's file may have ``RADIAL_BLOCKS``: its kinds of such blocks.
+A package's table has ``radial_blocks``: its kinds of such blocks.
 """
 
 from __future__ import annotations
@@ -39,11 +39,11 @@ class RadialBlock(NamedTuple):
 def form_weights_inside(model: torch.nn.Module, **how: Any) -> int:
     """Have convolutions form the weights of their edges; the number of those that do.
 
-    how: options of :func:`autotune.modules.radial_convolution.convolve_radial`, with the ``product``.
+    how: options of :func:`autotune.modules.convolution.convolve_radial`, with the ``product``.
     """
     count = 0
     for block in list(model.modules()):
-        for kind in of_packages("RADIAL_BLOCKS"):
+        for kind in of_packages("radial_blocks"):
             if kind.matches(block):
                 convolution, network = block.get_submodule(kind.convolution), block.get_submodule(kind.network)
                 if isinstance(convolution, AcceleratedConvolution) and shorten(network):

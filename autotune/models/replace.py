@@ -36,7 +36,7 @@ from kernelgen.problem.product import problem_of
 
 # What :func:`autotune.accelerate` must know of a package's block that gathers, multiplies and sums.
 #
-# Every package's file has ``BLOCKS``: its kinds of block. A block keeps its identity, parameters, hooks and
+# Every package's table has ``blocks``: its kinds of block. A block keeps its identity, parameters, hooks and
 # names in checkpoints; only its product is replaced by a convolution, and the block is told to call that.
 
 
@@ -131,21 +131,28 @@ def full_name(kind: type) -> str:
 class PackageStandIn(StandIn, NoTorchScript):
     """Replaces one product of a package. Made with the arguments ``original``, ``strict`` and ``deterministic``.
 
-    Parameters and names in checkpoints stay the package's.
+    Parameters and names in checkpoints stay the package's. computed_by: its attribute with the module of Equitune's.
     """
 
-    @abstractmethod
+    computed_by: str
+
     def tuning_for(self, *arguments: Any) -> Mapping[str, Tuning]:
         """As of :class:`autotune.TensorProduct`."""
+        return getattr(self, self.computed_by).tuning_for(*arguments)
+
+    @property
+    def tuning(self) -> Mapping[str, Tuning]:
+        """As of :class:`autotune.TensorProduct`."""
+        return getattr(self, self.computed_by).tuning
 
     @abstractmethod
-    def both_results(self, normal: Callable[..., list[torch.Tensor]]) -> tuple[torch.Tensor, torch.Tensor]:
+    def both_results(self, normal: Callable[..., list[Tensor]]) -> tuple[Tensor, Tensor]:
         """Its result and the original's on random inputs; ``normal`` makes them from a tensor like them and shapes."""
 
 
 @dataclass(frozen=True)
 class PackageProduct:
-    """One of ``PACKAGE_PRODUCTS`` of a package's file.
+    """One of the ``products`` of a package's table.
 
     why_it_stays: of a module, the reason; empty if it can be replaced; None if it is no such product. kind: the words
     for it in the table of ``accelerate``.
@@ -158,7 +165,7 @@ class PackageProduct:
 
 def product_of(module: torch.nn.Module) -> PackageProduct | None:
     """The package's product that a module is, if any."""
-    known: tuple[PackageProduct, ...] = of_packages("PACKAGE_PRODUCTS")
+    known: tuple[PackageProduct, ...] = of_packages("products")
     return next((product for product in known if product.why_it_stays(module) is not None), None)
 
 
@@ -201,7 +208,7 @@ class Replacing:
     unfused: by product, why no convolution takes its place though its block has one.
     """
 
-    def __init__(self, strict: bool | None, deterministic: bool, like: torch.Tensor | None) -> None:
+    def __init__(self, strict: bool | None, deterministic: bool, like: Tensor | None) -> None:
         self.strict, self.deterministic, self.like = strict, deterministic, like
         self.unfused: dict[torch.nn.Module, str] = {}
         self._made: dict[tuple[torch.nn.Module, object], Any] = {}
@@ -290,7 +297,7 @@ def check_e3nn(module: torch.nn.Module, kind: type[torch.nn.Module]) -> None:
         raise UnsupportedError(reason)
 
 
-def normal(like: torch.Tensor, *shapes: tuple[int, ...]) -> list[torch.Tensor]:
+def normal(like: Tensor, *shapes: tuple[int, ...]) -> list[Tensor]:
     """Random inputs, the same at every call."""
     if like.dtype not in TOLERANCE:
         raise UnsupportedError(f"it is {like.dtype}; kernels are generated for float32 and float64")
@@ -299,7 +306,7 @@ def normal(like: torch.Tensor, *shapes: tuple[int, ...]) -> list[torch.Tensor]:
 
 
 @torch.no_grad()
-def difference(module: Any, made: AnyStandIn, like: torch.Tensor) -> str:
+def difference(module: Any, made: AnyStandIn, like: Tensor) -> str:
     """How far both results differ on random inputs; empty if they agree. Hooks are not called."""
     if isinstance(made, NodeStandIn):
         return compared(*made.both_results(functools.partial(normal, like)))
@@ -321,9 +328,7 @@ def difference(module: Any, made: AnyStandIn, like: torch.Tensor) -> str:
     return reason
 
 
-def _results(
-    made: TunedStandIn, module: o3.TensorProduct, given: list[torch.Tensor]
-) -> tuple[torch.Tensor, torch.Tensor]:
+def _results(made: TunedStandIn, module: o3.TensorProduct, given: list[Tensor]) -> tuple[Tensor, Tensor]:
     """The stand-in's result and e3nn's; a convolution's on a graph with several edges a node, and nodes without any."""
     if not isinstance(made, AcceleratedConvolution):
         return made.forward(*given), module.forward(*given)
@@ -336,7 +341,7 @@ def _results(
     return relayout(found, irreps[1], made.layout, "mul_ir"), wanted
 
 
-def check_graph(device: torch.device) -> tuple[torch.Tensor, torch.Tensor]:
+def check_graph(device: torch.device) -> tuple[Tensor, Tensor]:
     """Senders and receivers of as many edges as there are nodes: several at some nodes, none at others."""
     edges = torch.arange(_CHECKED_ROWS, device=device)
     return (3 * edges + 1) % len(edges), edges // 3
@@ -348,7 +353,7 @@ def _was_rounded(module: torch.nn.Module) -> bool:
     return bool(constants) and all(torch.equal(constant, constant.float().double()) for constant in constants)
 
 
-def compared(found: torch.Tensor, wanted: torch.Tensor, whose: str = "e3nn") -> str:
+def compared(found: Tensor, wanted: Tensor, whose: str = "e3nn") -> str:
     """The largest difference, relative to the largest element, if it exceeds the tolerance; else empty."""
     error = float((found - wanted).abs().max() / wanted.abs().max().clamp_min(1e-30)) if wanted.numel() else 0.0
     limit = TOLERANCE[wanted.dtype]
@@ -357,8 +362,8 @@ def compared(found: torch.Tensor, wanted: torch.Tensor, whose: str = "e3nn") -> 
 
 # Equitune's convolution in blocks that a package's conversion gave another library's (cuEquivariance, for one).
 #
-# The other parts of the conversion stay, such as cuEquivariance's symmetric contraction. A package's file may have
-# ``EXCHANGES``: its kinds of such blocks.
+# The other parts of the conversion stay, such as cuEquivariance's symmetric contraction. A package's table may have
+# ``exchanges``: its kinds of such blocks.
 
 
 class ExchangedConvolution(StandIn, TensorProductConv):
@@ -395,7 +400,7 @@ class Exchange(ABC):
 def exchange_all(model: torch.nn.Module, replacing: Replacing) -> Iterator[Place]:
     """Exchange every such convolution of a model, in place."""
     for name, block in list(model.named_modules()):
-        for kind in of_packages("EXCHANGES"):
+        for kind in of_packages("exchanges"):
             if library := kind.library(block):
                 yield _exchanged(replacing, kind, block, f"{name}.{kind.product}".lstrip("."), library)
 

@@ -20,10 +20,9 @@ from torch import Tensor
 from torch.nn.utils import parametrize
 
 from autotune.modules.base import NoTorchScript
-from autotune.modules.convolution import TensorProductConv
-from autotune.modules.harmonics import SphericalHarmonics
+from autotune.modules.convolution import TensorProductConv, convolve_radial
 from autotune.modules.product import E3nnCheckpoints, TensorProduct
-from autotune.modules.radial_convolution import convolve_radial
+from autotune.modules.rows import SphericalHarmonics
 from autotune.workload.workload import relayout
 from kernelgen.compat import o3
 from kernelgen.errors import UnsupportedError
@@ -72,7 +71,7 @@ class StandIn(torch.nn.Module):
             if getattr(hook, "with_module", False) and hook.module() is self:
                 hook.module = weakref.ref(original)  # else the hook would refer to a deleted module
         # A pruned weight is a plain attribute.
-        plain = {name: value for name, value in self.__dict__.items() if isinstance(value, torch.Tensor)}
+        plain = {name: value for name, value in self.__dict__.items() if isinstance(value, Tensor)}
         original.__dict__.update(plain)
         for name, child in self.named_children():
             if name != "parametrizations":
@@ -99,11 +98,11 @@ class StandIn(torch.nn.Module):
 
     def __setattr__(self, name: str, value: Any) -> None:
         super().__setattr__(name, value)
-        if isinstance(value, torch.Tensor):
+        if isinstance(value, Tensor):
             self._plain_of_original().pop(name, None)
 
     def __delattr__(self, name: str) -> None:
-        if isinstance(self._plain_of_original().get(name), torch.Tensor):
+        if isinstance(self._plain_of_original().get(name), Tensor):
             del self._plain_of_original()[name]
         else:
             super().__delattr__(name)
@@ -192,7 +191,7 @@ class AcceleratedConvolution(ProductStandIn, TensorProductConv):
     def form_weights_of(self, network: torch.nn.Module, **how: Any) -> None:
         """Multiply by the last layer of a radial network here: the network gives what goes into it, as ``weights``.
 
-        how: options of :func:`autotune.modules.radial_convolution.convolve_radial`.
+        how: options of :func:`autotune.modules.convolution.convolve_radial`.
         """
         self.__dict__["radial"], self.__dict__["how"] = network, how
 
@@ -237,10 +236,15 @@ PACKAGES = ("autotune.models.mace.package", "autotune.models.nequip.package", "a
 
 
 @functools.cache
+def packages() -> tuple[Any, ...]:
+    """The table of each (:class:`autotune.models.package.Package`), which its file has as ``PACKAGE``."""
+    return tuple(importlib.import_module(home).PACKAGE for home in PACKAGES)
+
+
+@functools.cache
 def of_packages(name: str) -> tuple[Any, ...]:
-    """What the files of all packages have in the tuple ``name``, such as ``BLOCKS``; not every file has each."""
-    modules = (importlib.import_module(home) for home in PACKAGES)
-    return tuple(value for module in modules for value in getattr(module, name, ()))
+    """What the tables of all packages have as ``name``, such as ``blocks``."""
+    return tuple(value for package in packages() for value in getattr(package, name))
 
 
 # What :func:`autotune.accelerate` did to a model, as a table.

@@ -412,7 +412,7 @@ class KeptInputs(Generic[Inputs]):
 
 
 def in_dtype(moving: Mapping[str, Tensor], dtype: torch.dtype) -> dict[str, Tensor]:
-    """What moves with the atoms (``CapturablePackage.moving``), in the dtype of a model."""
+    """What moves with the atoms (``Package.moving``), in the dtype of a model."""
     return {name: value.to(dtype) if value.is_floating_point() else value for name, value in moving.items()}
 
 
@@ -469,6 +469,13 @@ class QuickSteps:
     # Whether they were at once.
     _captured: bool = False
     acceleration: Acceleration
+
+    def be_quick(self, acceleration: Acceleration, capture: bool | None) -> None:
+        """The last step of a calculator's construction. acceleration: of its models. capture: as it was given."""
+        self.acceleration = acceleration
+        self.captures = capture is not False
+        if capture:
+            self.capture_at_once()
 
     def why_stock(self) -> str:
         """Why the package's own code makes the inputs: the calculator has an option that is not known here; else ""."""

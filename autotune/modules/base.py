@@ -17,8 +17,8 @@ from torch.utils._python_dispatch import _disable_current_modes as outside_of_tr
 from autotune.database.lookup import Finder, Tuning, check_tolerance
 from autotune.database.misses import asked
 from autotune.errors import TuningMissError
-from autotune.workload.kinds.base import Problem
-from autotune.workload.kinds.registry import CONVOLUTIONS, kernel_kind
+from autotune.workload.kind import Problem
+from autotune.workload.known_kinds import CONVOLUTIONS, kernel_kind
 from autotune.workload.workload import LAYOUTS, GraphClass
 from kernelgen.arithmetic.directions import DIRECTIONS
 from kernelgen.compat import constant_result, is_transforming, o3

@@ -1,4 +1,4 @@
-"""The convolution of tensor products: gather by sender, product, sum by receiver.
+"""Convolutions of tensor products: gather by sender, product, sum by receiver; one forms the edges' weights itself.
 
 An operator is built at the first call with a device, dtype and size class of graphs, and kept: later calls do no
 lookup. Nothing is searched here. Conventions are those of :mod:`autotune.modules.product`; first and second
@@ -7,26 +7,37 @@ derivatives work in every input.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
-from typing import Any, ClassVar, NamedTuple, TypeAlias
+import functools
+import math
+from collections import defaultdict
+from collections.abc import Iterable, Sequence
+from typing import Any
 
 import torch
+from torch import Tensor
+from torch.utils._python_dispatch import _disable_current_modes as outside_of_traces
 
-from autotune.database.lookup import Tuning
-from autotune.database.misses import asked
-from autotune.errors import TuningMissError
+from autotune.database.lookup import Tuning, find_schedule
+from autotune.database.nearest import is_of_architecture
 from autotune.modules import base
-from autotune.workload.kinds.base import Problem
-from autotune.workload.kinds.registry import problem_from_key
+from autotune.modules.base import autocast
+from autotune.workload.known_kinds import RADIAL, STREAMED, WHOLE, RadialKind
 from autotune.workload.workload import GraphClass
-from kernelgen.compat import constant_result
-from kernelgen.errors import ProblemError
-from kernelgen.ops.base import OPERATORS
-from kernelgen.ops.harmonics import build_harmonics
+from kernelgen.compat import is_eager
+from kernelgen.device import device_facts
+from kernelgen.errors import InputError, ProblemError
+from kernelgen.ops.library import EXPORTED_SIZE
 from kernelgen.ops.product import Operator
-from kernelgen.ops.symmetric_contraction import build_contraction
+from kernelgen.ops.radial_convolution import (
+    ACCURACY,
+    EDGE_PRODUCTS,
+    FusedRadial,
+    exported_product,
+    fused_of,
+    radial_product,
+)
 from kernelgen.problem.irreps import Irreps
-from kernelgen.problem.product import TensorProductProblem
+from kernelgen.problem.product import RadialProblem, TensorProductProblem
 from kernelgen.problem.sizes import size_class
 from kernelgen.runtime.graph import EdgeOrder, assert_indices, check_ascending, check_indices, row_count
 
@@ -106,16 +117,16 @@ class TensorProductConv(base.TunedModule):
 
     def forward(
         self,
-        node_feats: torch.Tensor,
-        edge_attrs: torch.Tensor,
-        weights: torch.Tensor,
-        sender: torch.Tensor,
-        receiver: torch.Tensor,
+        node_feats: Tensor,
+        edge_attrs: Tensor,
+        weights: Tensor,
+        sender: Tensor,
+        receiver: Tensor,
         *,
         num_nodes: int | None = None,
         order: EdgeOrder | None = None,
         edges_sorted: bool = False,
-    ) -> torch.Tensor:
+    ) -> Tensor:
         """Messages summed at their receivers, ``[num_nodes, irreps_out.dim]``; nodes without edges get zeros.
 
         node_feats ``[nodes, irreps_in1.dim]``, edge_attrs ``[edges, irreps_in2.dim]``, weights
@@ -147,155 +158,235 @@ class TensorProductConv(base.TunedModule):
         graph = {"num_out": num_out, "order": order, "is_sorted": edges_sorted}
         return self._run(operator, node_feats, edge_attrs, weights, sender, receiver, **graph)
 
-    def _run(
-        self, operator: Operator, x: torch.Tensor, y: torch.Tensor, w: torch.Tensor, *edges: torch.Tensor, **graph: Any
-    ) -> torch.Tensor:
+    def _run(self, operator: Operator, x: Tensor, y: Tensor, w: Tensor, *edges: Tensor, **graph: Any) -> Tensor:
         return operator(x, y, w, *edges, **graph)
 
 
-# Base of modules whose rows do not depend on each other: harmonics of vectors, contractions of nodes.
-#
-# Schedules are looked up and an operator is built at the first call with a device, dtype and number of rows (rounded to
-# a power of two). Later calls cost a few comparisons of integers.
+# The convolution with the last layer of its radial network inside.
 
-# What determines a module's operators, with its operation and layout: the problem's key, the graph class ("" for any),
-# strict.
-Key: TypeAlias = tuple[str, str, bool | None]
-_BUILDERS: dict[str, Callable[..., Any]] = {
-    "harmonics": lambda problem, schedules, layout, **options: build_harmonics(problem, schedules, **options),
-    "contraction": lambda problem, schedules, layout, **options: build_contraction(
-        problem, schedules, layout=layout, **options
-    ),
-}
-
-
-class _Built(NamedTuple):
-    """What was built for a device, dtype and rounded logarithm of the number of rows (None: the module's own)."""
-
-    size: int | None
-    operator: Any
-    tuning: dict[str, Tuning]
+# Bytes of the weights that exist at a time: on a CPU they stay in its caches, on a GPU its kernels need many edges.
+PART_BYTES = {"cpu": 4 << 20, "cuda": 256 << 20}
+# A GPU is not asked about its memory for weights of fewer bytes. In the place of more of them kernels that form them in
+# registers may take so many times as long: they hold a tenth of the memory. On an H200 that is MACE large on water: a
+# layer takes 1.04 times as long, a step of energies and forces 12.2 ms of the device for 11.8, and 0.9 GiB for 8.2.
+ASKED_FROM = 1 << 30
+MORE_TIME = 1.05
+# How many times the weights of a convolution a GPU must have free to take all edges at once: the weights are kept for
+# the backward pass, where their gradient and the halves of both exist beside them; in training, also those of the pass
+# over forces. By the peaks of MACE-MP-0 medium on an H200, 2.7 times and 5 times in two such layers.
+ROOM, ROOM_IN_TRAINING = 4, 8
 
 
-class TunedRows(base.NoTorchScript):
-    """A module that takes the schedules tuned for its device, dtype and number of rows.
+class RadialTensorProductConv(TensorProductConv):
+    """``TensorProductConv`` of weights ``hidden @ matrix``, which never exist for all edges at once.
 
-    operation: as the kind of kernel names it.
+    Radial networks end with such a product. A row of weights is some 5 kB, one of ``hidden`` 256 bytes, and the
+    backward pass keeps the latter: it forms the weights again, at the cost of one more product. The convolution and
+    its derivatives are those of ``TensorProductConv(...)(node_feats, edge_attrs, hidden @ matrix, ...)`` to rounding.
+
+    edges_at_a_time: weights exist for so many edges (for more if one receiver has more). None: for some 4 MB of weights
+    on a CPU, 256 MB on a GPU. The other arguments are those of :class:`autotune.TensorProductConv`. All edges are taken
+    at once under torch.compile, torch.export and torch.func. A new graph on a GPU waits for the device once.
+    product: ``fp16x3`` takes three products in half precision by tensor cores, with errors of float32's class, see
+    ``kernelgen.ops.edge_networks``. It is for float32, thousands of edges, and GPUs from sm_80 on, outside of
+    torch.compile; elsewhere, and with ``float32``, it is torch's matrix product with torch's settings.
+    fused: on a GPU from sm_80 on, in float32, kernels form the weights of all edges in registers, where they are used,
+    for the value and the gradients of all but the matrix. Errors are of float32's class; with product ``tf32`` of
+    TF32's, in less time. The matrix's gradient and second derivatives still take ``edges_at_a_time``. Without such a
+    kernel (odd numbers of channels; hidden features not a multiple of 4, or above 128) and elsewhere it has no effect.
+    Raises ProblemError for weights that all edges share.
     """
 
-    operation: ClassVar[str]
-    layout: str = "mul_ir"
-    problem: Any
+    def __init__(
+        self,
+        irreps_in1: Irreps,
+        irreps_in2: Irreps,
+        *args: Any,
+        edges_at_a_time: int | None = None,
+        product: str = "fp16x3",
+        fused: bool = False,
+        **options: Any,
+    ) -> None:
+        super().__init__(irreps_in1, irreps_in2, *args, **options)
+        if self.shared_weights:
+            raise ProblemError("shared_weights=True: a radial network gives each edge weights of its own")
+        if edges_at_a_time is not None and edges_at_a_time < 1:
+            raise ProblemError(f"edges_at_a_time is {edges_at_a_time}; expected at least 1, or None")
+        if product not in EDGE_PRODUCTS:
+            raise ProblemError(f"product is {product!r}; expected one of {', '.join(EDGE_PRODUCTS)}")
+        self.edges_at_a_time, self.product, self.fused = edges_at_a_time, product, fused
 
-    def _set_problem(self, problem: Problem, num_rows: int | None, strict: bool | None, name: str) -> None:
-        """num_rows: take the schedules for about this number in every call; ``name``: of that argument."""
-        if num_rows is not None and (type(num_rows) is not int or num_rows < 1):
-            raise ProblemError(f"{name} is {num_rows!r}; expected a positive integer, or None for many")
-        self.problem = problem
-        graph_class = GraphClass.of(self.operation, num_rows, 1).text if num_rows else ""
-        # torch.compile compares it before it reuses one module's code for another.
-        self._key: Key = (problem.key, graph_class, strict)
-        self._forget_operators()
+    def forward(  # type: ignore[override]
+        self,
+        node_feats: Tensor,
+        edge_attrs: Tensor,
+        hidden: Tensor,
+        matrix: Tensor,
+        sender: Tensor,
+        receiver: Tensor,
+        *,
+        scale: Tensor | None = None,
+        num_nodes: int | None = None,
+    ) -> Tensor:
+        """Messages summed at their receivers, ``[num_nodes, irreps_out.dim]``.
 
-    @property
-    def tuning(self) -> dict[str, Tuning]:
-        """By direction: schedule, origin, database entry and reason, for the operator used last.
-
-        Before the first call: what would be loaded on torch's default device and dtype, for many rows unless their
-        number was given.
+        hidden ``[edges, width]``, matrix ``[width, weight_numel]``, scale ``[edges]`` or ``[edges, 1]``: a factor of
+        each edge's weights, such as a cutoff. The rest as in :class:`autotune.TensorProductConv`. Differentiable twice
+        in all of them but the indices. Raises InputError if shapes, dtypes or devices disagree.
         """
-        return dict(self._met[3].tuning) if self._met else self.tuning_for(self._key[1] or None)
-
-    def tuning_for(self, graph_class: GraphClass | str | None) -> dict[str, Tuning]:
-        """The same for as many rows as in a class such as ``harmonics-e14``, on the device and dtype used last."""
-        parsed = GraphClass.parse(graph_class) if isinstance(graph_class, str) else graph_class
-        if parsed is not None and parsed.operation != self.operation:
-            raise ProblemError(f"graph_class is {parsed.text!r}; expected one of {self.operation}")
-        device, dtype = self._met[:2] if self._met else base.or_default(None, None)
-        return _lookup(self.operation, self.layout, self._key, device, dtype).find(parsed).tuning
-
-    def operator_for(self, device: torch.device, dtype: torch.dtype, num_rows: int | None) -> Any:
-        """The operator for about this number of rows, None for many; built if needed."""
-        size = None if self._has_one_size or num_rows is None else _size(num_rows)
-        return self._use(device, dtype, size).operator
-
-    def _operator_of(self, device: torch.device, dtype: torch.dtype, rows: int) -> Any:
-        """What runs a call on this number of rows, also where torch traces it."""
-        if torch.compiler.is_compiling() or type(rows) is not int:
-            return OPERATORS[operator_text(self.operation, self.layout, self._key, device, dtype)]
-        met, size = self._met, None
-        if met is not None and met[1] is dtype and met[0] == device:
-            if met[2] == rows or self._has_one_size:
-                return met[3].operator
-            size = _size(rows)
-            if size == met[3].size:
-                return met[3].operator
-        elif not self._has_one_size:
-            size = _size(rows)
-        return self._use(device, dtype, size, rows).operator
-
-    def _use(self, device: torch.device, dtype: torch.dtype, size: int | None, rows: int = -1) -> _Built:
-        """What a size class uses, built if needed; the next call on as many rows finds it at once.
-
-        size: None for the number of rows that the module was told, or many.
-        """
-        built = self._operators.get((device, dtype, size))
-        if built is None:
-            graph_class = GraphClass.parse(self._key[1]) if self._key[1] else None
-            with base.outside_of_traces():
-                lookup = _lookup(self.operation, self.layout, self._key, device, dtype)
-                found = lookup.find(graph_class if size is None else GraphClass(self.operation, size))
-                operator = _build(self.operation, self.layout, self._key, device, dtype, found)
-                built = _Built(size, operator, found.tuning)
-            self._operators[device, dtype, size] = built
-        # Without the search for parameters and modules that torch does for each attribute that is set.
-        self.__dict__["_met"] = (device, dtype, rows, built)
-        return built
-
-    @property
-    def _operator(self) -> Any:
-        return self._met[3].operator if self._met else None
-
-    def _forget_operators(self) -> None:
-        self._operators: dict[tuple[torch.device, torch.dtype, int | None], _Built] = {}
-        # Device, dtype and rows of a call, and what it used: one attribute, so that threads never mix two calls.
-        self._met: tuple[torch.device, torch.dtype, int, _Built] | None = None
-        self._has_one_size = self._key[1] != ""
-
-    def __getstate__(self) -> dict[str, Any]:
-        # Loaded kernels belong to this process. A copy builds its own from the compile cache at its first call.
-        return {name: value for name, value in self.__dict__.items() if name not in ("_operators", "_met")}
-
-    def __setstate__(self, state: dict[str, Any]) -> None:
-        super().__setstate__(state)
-        self._forget_operators()
+        if scale is not None:
+            if scale.shape not in ((hidden.shape[0],), (hidden.shape[0], 1)):
+                raise InputError(f"scale is {tuple(scale.shape)}; expected ({hidden.shape[0]},), one for each edge")
+            hidden = hidden * scale.view(-1, 1)
+        given = (node_feats, edge_attrs, hidden, matrix, sender, receiver)
+        how: dict[str, Any] = {"edges_at_a_time": self.edges_at_a_time, "product": self.product, "fused": self.fused}
+        return convolve_radial(self, *given, num_nodes=num_nodes, **how)
 
 
-@constant_result
-def operator_text(operation: str, layout: str, key: Key, device: torch.device, dtype: torch.dtype) -> str:
-    """The name under which the operator is registered: of a family, if schedules depend on the number of rows.
+def convolve_radial(
+    module: TensorProductConv,
+    node_feats: Tensor,
+    edge_attrs: Tensor,
+    hidden: Tensor,
+    matrix: Tensor,
+    sender: Tensor,
+    receiver: Tensor,
+    *,
+    num_nodes: int | None = None,
+    edges_at_a_time: int | None = None,
+    always_streamed: bool = True,
+    product: str = "fp16x3",
+    fused: bool | None = False,
+) -> Tensor:
+    """The convolution of a module with weights ``hidden @ matrix``, by parts of the edges.
 
-    Lookup and build happen here, untraced.
+    always_streamed: if False, all edges are taken at once where that is faster and fits: on a GPU that has room for
+    their weights, and where the matrix needs a gradient, because the passes of a training step on values and forces are
+    no longer one. fused: see the class; None: where that was measured to be the fastest form for energies and forces
+    (up to ``MORE_TIME`` times as long where weights take a GiB), and the matrix needs no gradient.
     """
-    lookup, what = _lookup(operation, layout, key, device, dtype), (operation, layout, key, device, dtype)
-    with base.outside_of_traces():
-        if key[1]:
-            return _build(*what, lookup.find(GraphClass.parse(key[1]))).text
-        return lookup.family(lambda found: _build(*what, found)).text
+    x, y, hidden, matrix = autocast(node_feats, edge_attrs, hidden, matrix)
+    num_out = x.shape[0] if num_nodes is None else row_count("num_nodes", num_nodes)
+    edges, operator, kernels = y.shape[0], None, None
+    trains = matrix.requires_grad and torch.is_grad_enabled()
+    row_bytes = module.weight_numel * x.element_size()
+
+    def takes_all() -> bool:
+        """Whether all weights may be formed at once; asks a GPU about its memory."""
+        is_meant = not always_streamed and (x.is_cuda or trains)
+        return is_meant and (type(edges) is not int or has_room(x.device, edges * row_bytes, trains))
+
+    at_once = not fused and takes_all()
+    may_fuse = x.is_cuda and not trains if fused is None else fused
+    if may_fuse and (size := EXPORTED_SIZE.get()) is not None and not is_eager(x, y, hidden, matrix):
+        with outside_of_traces():
+            operator = module._operator_of(x, *size)
+            chosen = fused or is_fused_fastest(operator, hidden.shape[-1], product, *size, beside_whole=at_once)
+            kernels = tuned_fused(operator, hidden.shape[-1], product, *size, module.strict) if chosen else None
+        if kernels is not None:
+            return exported_product(kernels, x, y, hidden, matrix, sender, receiver, num_out, is_sorted=True)
+    if may_fuse and type(edges) is int and is_eager(x, y, hidden, matrix):
+        operator = module._operator_of(x, edges, num_out, receiver)
+        case = operator, hidden.shape[-1], product, edges, num_out
+        times = MORE_TIME if edges * row_bytes >= ASKED_FROM else 1.0
+        if fused or is_fused_fastest(*case, beside_whole=at_once, times=times):
+            kernels = tuned_fused(*case, module.strict)
+    if kernels is None and (takes_all() if fused else at_once):
+        edges_at_a_time = edges
+    if edges_at_a_time is None:
+        edges_at_a_time = max(1, PART_BYTES.get(x.device.type, 4 << 20) // row_bytes)
+    given = (x, y, hidden, matrix, sender, receiver, num_out)
+    if kernels is not None and operator is not None:
+        return radial_product(*given, operator, edges_at_a_time, fused=kernels)
+    # Kernels run on parts, so schedules are those for graphs of their size.
+    if type(edges) is int and edges > edges_at_a_time:
+        operator = module._operator_of(x, edges_at_a_time, max(1, num_out * edges_at_a_time // edges))
+    elif operator is None:
+        operator = module._operator_of(x, edges, num_out, receiver)
+    return radial_product(*given, operator, edges_at_a_time, product)
 
 
-def _size(rows: int) -> int:
-    return size_class(rows, rows)[0]
+def has_room(device: torch.device, weights_bytes: int, trains: bool) -> bool:
+    """Whether a device can hold the weights of all edges, and what is made of them.
+
+    What torch's allocator keeps for later counts as free. While a CUDA graph is captured, nothing is asked.
+    """
+    if device.type != "cuda" or weights_bytes < ASKED_FROM or torch.cuda.is_current_stream_capturing():
+        return True
+    free, _ = torch.cuda.mem_get_info(device)
+    kept = torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device)
+    return weights_bytes * (ROOM_IN_TRAINING if trains else ROOM) <= free + kept
 
 
-def _lookup(operation: str, layout: str, key: Key, device: torch.device, dtype: torch.dtype) -> base.Lookup:
-    base.check_dtype("x is", dtype)
-    return base.Lookup(problem_from_key(key[0]), operation, layout, device, dtype, key[2])
+# The kernels that form edge weights in registers, with the schedules tuned for a device and a graph's size.
+
+OURS = "fused"
 
 
-def _build(operation: str, layout: str, key: Key, device: torch.device, dtype: torch.dtype, found: base.Found) -> Any:
-    for miss in found.refused.values():
-        raise TuningMissError(miss)
-    made = _BUILDERS[operation](problem_from_key(key[0]), found.schedules, layout, dtype=dtype, device=device)
-    asked(made)
-    return made
+def tuned_fused(
+    operator: Operator, hidden: int, product: str, num_edges: int, num_nodes: int, strict: bool | None = None
+) -> FusedRadial | None:
+    """The kernels of an operator's convolution for graphs of about this size; None if there are none on its device.
+
+    product: as for ``fused_of``. Without a tuned schedule the default is used; if strict (None: ``$EQUITUNE_STRICT``),
+    that raises TuningMissError.
+    """
+    return _of_size(operator, hidden, product, size_class(num_edges, num_nodes), strict)
+
+
+def is_fused_fastest(
+    operator: Operator,
+    hidden: int,
+    product: str,
+    num_edges: int,
+    num_nodes: int,
+    *,
+    beside_whole: bool,
+    times: float = 1.0,
+) -> bool:
+    """Whether these kernels took the least time for a value and its gradients on graphs of about this size.
+
+    By the tuned database: the kernels, and the other forms beside them, were measured in one comparison, on this device
+    or on another one of its architecture. False if they were not. beside_whole: whether all weights fit into memory;
+    if not, what is compared with takes as little memory. times: how many times the least time is enough.
+    """
+    return _is_fastest(operator, hidden, product, size_class(num_edges, num_nodes), beside_whole, times)
+
+
+@functools.lru_cache(maxsize=256)
+def _is_fastest(
+    operator: Operator, hidden: int, product: str, size: tuple[int, int], beside_whole: bool, times: float
+) -> bool:
+    if fused_of(operator, hidden, product) is None:
+        return False
+    totals: defaultdict[str, float] = defaultdict(float)
+    for tuning in _tunings(operator, hidden, product, size, strict=False).values():
+        entry, facts = tuning.entry, device_facts(operator.device)
+        if entry is None or (tuning.origin == "other-device" and not is_of_architecture(entry, facts)):
+            return False
+        totals[OURS] += entry.time_us
+        for name in WHOLE if beside_whole else STREAMED:
+            totals[name] += entry.peers.get(name, {}).get("time_us", math.inf)
+    others = [time_us for name, time_us in totals.items() if name != OURS and time_us < math.inf]
+    return bool(others) and totals[OURS] <= times * min(others)
+
+
+def _tunings(
+    operator: Operator, hidden: int, product: str, size: tuple[int, int], strict: bool | None
+) -> dict[str, Tuning]:
+    problem = RadialProblem(operator.problem, hidden, ACCURACY[product])
+    facts, where = device_facts(operator.device), GraphClass(RADIAL, *size)
+    return {
+        name: find_schedule(problem, RADIAL, name, "float32", operator.layout, facts, where, strict)
+        for name in RadialKind.directions
+    }
+
+
+@functools.lru_cache(maxsize=256)
+def _of_size(
+    operator: Operator, hidden: int, product: str, size: tuple[int, int], strict: bool | None
+) -> FusedRadial | None:
+    if fused_of(operator, hidden, product) is None:
+        return None
+    found = _tunings(operator, hidden, product, size, strict)
+    return fused_of(operator, hidden, product, tuple((name, tuning.schedule) for name, tuning in found.items()))

@@ -16,7 +16,7 @@ from typing import Any
 from autotune.errors import ConfigError
 from autotune.replay.open_formats import StudyFile
 from autotune.text import counted
-from autotune.workload.kinds.registry import kernel_kind
+from autotune.workload.known_kinds import kernel_kind
 from autotune.workload.workload import GraphClass
 
 NEAR = 0.05

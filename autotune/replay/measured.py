@@ -22,8 +22,8 @@ from autotune.database.predicted import edges_for_rules
 from autotune.database.store import database_path, load_table
 from autotune.database.trials import SUFFIX
 from autotune.errors import ConfigError, WorkerError
-from autotune.extras import typed
 from autotune.measure.worker import Worker
+from autotune.paths import typed
 from autotune.replay import fit
 from autotune.replay.untuned import DRAWN, Cost, digests, record_path
 from autotune.tune.publish import workloads_of

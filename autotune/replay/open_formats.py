@@ -17,7 +17,7 @@ from autotune.database import trials as trial_archive
 from autotune.database.entry import Entry
 from autotune.database.store import device_files, is_slug, read_table
 from autotune.errors import DatabaseError
-from autotune.workload.kinds.registry import kernel_kind
+from autotune.workload.known_kinds import kernel_kind
 from kernelgen.errors import EquituneError, cause_of
 from kernelgen.files import parse_json
 

@@ -16,7 +16,7 @@ from autotune.database.model_of_time import table_for
 from autotune.database.store import device_files, load_table, tuned_dirs
 from autotune.search.loop import why_hopeless
 from autotune.workload.config import load_config
-from autotune.workload.kinds.registry import kernel_kind
+from autotune.workload.known_kinds import kernel_kind
 from autotune.workload.toml_tables import known_configs
 from kernelgen.compile.compiler import compile_source
 from kernelgen.device import DeviceFacts, representative

@@ -24,11 +24,11 @@ from autotune.database import trials as trial_archive
 from autotune.database.entry import Entry
 from autotune.database.store import replace_file
 from autotune.errors import ConfigError, StudyError, unknown_name
-from autotune.extras import typed
 from autotune.measure.kinds import space_of
 from autotune.measure.space import Space
 from autotune.measure.trial import Outcome, TrialSetting
 from autotune.measure.worker import Worker
+from autotune.paths import typed
 from autotune.search.loop import SAMPLING_S, Compiled, Measurer, compile_ahead, search, why_hopeless
 from autotune.search.samplers import proposals_ahead
 from autotune.search.starting_points import starting_points

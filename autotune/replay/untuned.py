@@ -16,10 +16,9 @@ import numpy as np
 
 from autotune.bench.rows import OURS, Row, peer_times, stored_rows
 from autotune.database.entry import Entry
-from autotune.database.knobs import within_limits
 from autotune.database.lookup import find_schedule
 from autotune.database.model_of_time import FEATURES, FORM, Features, Trees, knobs_of, table_path
-from autotune.database.nearest import Query, why_illegal
+from autotune.database.nearest import Query, why_illegal, within_limits
 from autotune.database.predicted import TRIED, edges_for_rules, expected_group, plan_of, shortlist
 from autotune.database.store import database_path, load_table, replace_file
 from autotune.database.trials import SUFFIX

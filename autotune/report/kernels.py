@@ -26,7 +26,7 @@ from autotune.report.rows import (
 )
 from autotune.report.sources import SourceLine, Sources
 from autotune.text import DEFAULT, TUNED, bytes_text, direction_name, geometric_mean
-from autotune.workload.kinds.radial_convolution import OPERATION as RADIAL_OPERATION
+from autotune.workload.known_kinds import RADIAL
 
 
 def by(rows: Iterable[SuiteRow], key: str, usual: Iterable[str]) -> dict[str, list[SuiteRow]]:
@@ -63,7 +63,7 @@ class KernelsSection:
 
     @property
     def radial(self) -> bool:
-        return any(row.text("operation") == RADIAL_OPERATION for row in self.rows)
+        return any(row.text("operation") == RADIAL for row in self.rows)
 
     def has(self, name: str) -> bool:
         """Whether any row has a value for a column that older files lack."""

@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from autotune.bench.largest import atoms_of, largest_other, why_ended
+from autotune.bench.whole_models import atoms_of, largest_other, why_ended
 from autotune.report.charts import COLOURS
 from autotune.report.picker import Bar, Choice, Command, Picker
 from autotune.report.rows import ModelRow, mapping, number, rows_text

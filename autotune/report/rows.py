@@ -12,9 +12,9 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
-from autotune.bench.largest import is_largest
 from autotune.bench.model_rows import ENOUGH, is_of_one_run, our_form
 from autotune.bench.rows import less_accurate
+from autotune.bench.whole_models import is_largest
 from autotune.database.maintenance import hash_of_text
 from autotune.measure.timing import LEVEL, ratio_interval
 from autotune.text import (
@@ -31,8 +31,8 @@ from autotune.text import (
     significant,
     time_text,
 )
-from autotune.workload.kinds.base import KernelKind
-from autotune.workload.kinds.registry import KINDS, OPERATIONS, kernel_kind
+from autotune.workload.kind import KernelKind
+from autotune.workload.known_kinds import KINDS, OPERATIONS, kernel_kind
 
 # A stored bench row with the values that the report needs: ratios, errors and resources.
 #

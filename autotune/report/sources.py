@@ -84,7 +84,7 @@ def _key(record: Mapping[str, Any], direction: str, knobs: Any) -> str:
 def _write(record: Mapping[str, Any], direction: str, knobs: Any, device: Mapping[str, Any]) -> KernelSource | str:
     from autotune.database.maintenance import facts_of_record, hash_of_text, source_text
     from autotune.workload.config import find_problem
-    from autotune.workload.kinds.registry import kernel_kind
+    from autotune.workload.known_kinds import kernel_kind
 
     names = [record.get(name) for name in KERNEL]
     if not all(isinstance(name, str) for name in names) or not isinstance(knobs, dict):

@@ -17,8 +17,8 @@ import torch
 from autotune.database.lookup import Tuning
 from autotune.database.misses import keep_misses, read_misses
 from autotune.database.store import database_dirs, writable_results_dir
-from autotune.extras import require_tune
 from autotune.measure.timing import verdict
+from autotune.paths import require_tune
 from autotune.text import direction_name, interval_text, time_text
 from autotune.tune.model_passes import (
     ENOUGH_ROUNDS,
@@ -40,7 +40,7 @@ from autotune.tune.model_passes import (
 )
 from autotune.tune.run import tune
 from autotune.workload.config import TuneConfig, load_all
-from autotune.workload.kinds.registry import kernel_kind, problem_from_key
+from autotune.workload.known_kinds import kernel_kind, problem_from_key
 from autotune.workload.toml_tables import parse_duration
 from kernelgen.device import DeviceFacts, device_facts
 from kernelgen.errors import InputError

@@ -17,18 +17,16 @@ from torch import Tensor
 from autotune.database.lookup import Tuning
 from autotune.database.misses import Request, requests_of
 from autotune.errors import ConfigError
-from autotune.measure.conditions import Watch
-from autotune.measure.timing import ratio_interval
+from autotune.measure.timing import Watch, ratio_interval
 from autotune.models.accelerate import accelerate
 from autotune.models.whole_model import WholeModel, find_atoms, open_made, open_model, returned_by
 from autotune.modules.base import TunedModule
-from autotune.modules.convolution import TunedRows
+from autotune.modules.rows import TunedRows
 from autotune.tune.publish import why_unfinished
 from autotune.workload.config import load_all
 from autotune.workload.graphs import GivenEdges, GraphSpec
-from autotune.workload.kinds.base import Problem, SourceOfSize
-from autotune.workload.kinds.registry import CONVOLUTIONS, kernel_kind, problem_from_key
-from autotune.workload.kinds.symmetric_contraction import OPERATION as CONTRACTION
+from autotune.workload.kind import Problem, SourceOfSize
+from autotune.workload.known_kinds import CONTRACTION, CONVOLUTIONS, kernel_kind, problem_from_key
 from autotune.workload.workload import Workload
 from kernelgen.device import DeviceFacts
 from kernelgen.errors import InputError

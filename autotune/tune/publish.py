@@ -30,15 +30,15 @@ from autotune.database.maintenance import (
 )
 from autotune.database.store import Database, Table, load_table
 from autotune.errors import ConfigError, WorkerError
-from autotune.extras import typed
 from autotune.measure.timing import FASTER, LEVEL, SAME, SLOWER, ratio_interval, verdict
 from autotune.measure.trial import Outcome, TrialJob, TrialSetting, run_trial
 from autotune.measure.worker import Worker
+from autotune.paths import typed
 from autotune.search.study import Study
 from autotune.text import direction_name, interval_text
 from autotune.workload.config import find_problem, load_graphs
 from autotune.workload.graphs import GraphSpec, build_graph
-from autotune.workload.kinds.registry import kernel_kind
+from autotune.workload.known_kinds import kernel_kind
 from autotune.workload.workload import Workload, moved_bytes
 from kernelgen.device import DeviceFacts, device_facts
 from kernelgen.errors import EquituneError

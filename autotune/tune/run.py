@@ -47,7 +47,7 @@ from autotune.search.study import Study, study_name
 from autotune.tune.publish import ENOUGH_TRIALS, GOOD_TRIALS, gained, publish, why_unfinished
 from autotune.tune.settings import Progress, Settings, resolve
 from autotune.workload.config import TuneConfig
-from autotune.workload.kinds.base import Problem
+from autotune.workload.kind import Problem
 from autotune.workload.toml_tables import parse_duration
 from autotune.workload.workload import Workload
 from kernelgen.errors import TuningMissError

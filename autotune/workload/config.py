@@ -42,9 +42,8 @@ from autotune.workload.graphs import (
     StructureFile,
     Water,
 )
-from autotune.workload.kinds.base import Problem
-from autotune.workload.kinds.registry import KINDS, operations_of, problem_from_key
-from autotune.workload.kinds.tensor_product import ProductKind
+from autotune.workload.kind import Problem
+from autotune.workload.known_kinds import KINDS, ProductKind, operations_of, problem_from_key
 from autotune.workload.toml_tables import (
     check_sampler,
     check_table,

@@ -13,8 +13,8 @@ import torch
 
 from autotune.errors import ConfigError, unknown_name
 from autotune.workload.graphs import Graph, GraphSpec, build_graph
-from autotune.workload.kinds.base import KernelKind, Problem
-from autotune.workload.kinds.registry import CONVOLUTIONS, KINDS, OPERATIONS, kernel_kind, operations_of
+from autotune.workload.kind import KernelKind, Problem
+from autotune.workload.known_kinds import CONVOLUTIONS, KINDS, OPERATIONS, kernel_kind, operations_of
 from kernelgen.arithmetic.directions import DIRECTIONS
 from kernelgen.device import DeviceFacts
 from kernelgen.kernels.product.defaults import SMALL_GRAPH_EDGES, small_graph_edges

@@ -11,7 +11,7 @@ from reference import float64, relative_error
 
 from autotune import SymmetricContraction
 from autotune.modules.convolution import TensorProductConv
-from autotune.modules.harmonics import SphericalHarmonics
+from autotune.modules.rows import SphericalHarmonics
 
 TOLERANCE = 1e-12
 ELEMENTS = 3

@@ -210,7 +210,7 @@ def test_kernels_for_gpus_need_no_compiler_either(installed: Path, tmp_path: Pat
         "from autotune import find_schedule\n"
         "from autotune.database.maintenance import source_text\n"
         "from autotune.workload.config import find_problem\n"
-        "from autotune.workload.kinds.registry import kernel_kind\n"
+        "from autotune.workload.known_kinds import kernel_kind\n"
         "from kernelgen import compile_source\n"
         "from kernelgen.device import cuda_facts, representative\n"
         "from kernelgen.kernels.source import Source\n"

@@ -26,7 +26,7 @@ from autotune.database.maintenance import facts_of_record, source_text
 from autotune.paths import results_dir
 from autotune.report import write_reports
 from autotune.workload.config import find_problem
-from autotune.workload.kinds.registry import kernel_kind
+from autotune.workload.known_kinds import kernel_kind
 from kernelgen.kernels.product.schedule import schedule_from_dict
 
 pytestmark = [needs_chromium, pytest.mark.slow]

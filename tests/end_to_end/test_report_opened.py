@@ -34,7 +34,7 @@ from autotune.report.render import Details, environment
 from autotune.report.render import Page as Rendered
 from autotune.report.sources import KernelSource, Sources, write_sources
 from autotune.workload.config import find_problem
-from autotune.workload.kinds.registry import kernel_kind
+from autotune.workload.known_kinds import kernel_kind
 from kernelgen.kernels.product.schedule import schedule_from_dict
 from kernelgen.version import GENERATOR_VERSION
 

@@ -13,8 +13,8 @@ from autotune import SymmetricContraction
 from autotune.bench.kernels import bench
 from autotune.cli.show import show
 from autotune.compare import precompile
+from autotune.compare.peers import others as contraction_peers
 from autotune.compare.peers import peers_for
-from autotune.compare.peers import symmetric_contraction as contraction_peers
 from autotune.compare.peers.peer import Peer
 from autotune.database.store import Database, database_path
 from autotune.errors import PeerError, WorkerError

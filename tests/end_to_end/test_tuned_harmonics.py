@@ -21,8 +21,8 @@ from autotune.errors import ConfigError, DatabaseError, TuningMissError
 from autotune.measure.kinds import measured_kind, space_of
 from autotune.measure.trial import TrialJob, TrialSetting
 from autotune.models.accelerate import accelerate
-from autotune.modules import harmonics
-from autotune.modules.harmonics import SphericalHarmonics, spherical_harmonics
+from autotune.modules import rows as harmonics
+from autotune.modules.rows import SphericalHarmonics, spherical_harmonics
 from autotune.replay.samplers import record
 from autotune.report import summary_table, write_reports
 from autotune.search.loop import compile_ahead

@@ -17,10 +17,10 @@ from autotune.database.lookup import directions_inside, find_schedule
 from autotune.errors import ConfigError, TuningMissError
 from autotune.measure.kinds import measured_kind, space_of
 from autotune.measure.trial import TrialJob, TrialSetting
-from autotune.modules.harmonics import SphericalHarmonics, SphericalHarmonicsConv
+from autotune.modules.rows import SphericalHarmonics, SphericalHarmonicsConv
 from autotune.workload.config import load_all, load_config
 from autotune.workload.graphs import GraphSpec, Points
-from autotune.workload.kinds.harmonics import VectorsKind, product_schedule
+from autotune.workload.known_kinds import VectorsKind, product_schedule
 from autotune.workload.workload import GraphClass, Workload
 from kernelgen.arithmetic.directions import DIRECTIONS
 from kernelgen.device import cuda_facts, device_facts

@@ -20,7 +20,7 @@ from reference import assert_matches_e3nn, float64, make_case
 from torch import Tensor
 
 from autotune.models.accelerate import accelerate, restore
-from autotune.modules.harmonics import SphericalHarmonics, SphericalHarmonicsConv
+from autotune.modules.rows import SphericalHarmonics, SphericalHarmonicsConv
 from kernelgen import UnsupportedError
 from kernelgen.arithmetic.couplings import couplings_digest, path_terms
 from kernelgen.arithmetic.directions import DIRECTIONS

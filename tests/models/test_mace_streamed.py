@@ -17,7 +17,7 @@ from mace_cases import TOLERANCE, assert_same, batch_of, imidazole, model_of, re
 from autotune.bench.contenders import build
 from autotune.models.accelerate import accelerate, restore
 from autotune.models.whole_model import WholeModel, package_named
-from autotune.modules import radial_convolution as convolution
+from autotune.modules import convolution
 from kernelgen.errors import InputError
 
 NUMBERS = [1, 6, 7]

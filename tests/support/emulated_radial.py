@@ -13,7 +13,7 @@ from cuda_emulator import FACTS, GUARD, emulate, emulate_addresses
 from radial_cases import RadialCase, rows_of
 from reference import relayout
 
-from autotune.modules import radial_convolution as convolution
+from autotune.modules import convolution
 from kernelgen.arithmetic.directions import Direction
 from kernelgen.device import DeviceFacts
 from kernelgen.kernels.dispatch import make_plan

@@ -20,7 +20,7 @@ ORDERS = {
         *("problem", "arithmetic", "kernels", "compile", "runtime", "ops", "packs"),
     ),
     "autotune": (
-        *("errors", "extras", "old_paths", "paths", "text"),
+        *("errors", "old_paths", "paths", "text"),
         *("workload", "database", "modules", "models", "measure", "search", "compare"),
         *("tune", "bench", "certification", "replay", "report", "cli", "equitune"),
     ),

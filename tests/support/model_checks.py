@@ -20,7 +20,7 @@ from torch.optim import swa_utils
 
 from autotune.models.accelerate import accelerate, restore
 from autotune.models.package import default_dtype
-from autotune.modules import radial_convolution as convolution
+from autotune.modules import convolution
 
 
 def check_values(case: Case, atoms: Atoms, dtype: torch.dtype, convolutions: int, **more: Any) -> None:

@@ -19,7 +19,7 @@ from typing import Any
 
 import torch
 
-from autotune.measure.operations import AutogradPasses, new_graph, unordered
+from autotune.measure.kinds import AutogradPasses, new_graph, unordered
 from autotune.measure.timing import Sampler
 from autotune.modules.convolution import TensorProductConv
 from autotune.workload.config import load_config

@@ -47,7 +47,6 @@ AREAS: dict[str, tuple[str, ...]] = {
     "lookup": (
         "autotune/database/lookup.py",
         "autotune/database/nearest.py",
-        "autotune/database/knobs.py",
         "autotune/database/model_of_time.py",
         "autotune/database/predicted.py",
         "autotune/database/store.py",
@@ -228,7 +227,7 @@ TESTS: dict[str, tuple[str, ...]] = {
         "tests/autotune/modules/test_first_runs.py",
         "tests/autotune/tune/test_recheck.py",
     ),
-    "autotune/database/knobs.py": (
+    "autotune/database/nearest.py": (
         _DATABASE + "test_legal_form.py",
         "tests/autotune/portability/test_portability.py::test_every_entry_is_served_where_shared_memory_is_smallest",
         "tests/autotune/portability/test_portability.py::test_what_is_prefetched_fits_into_a_smaller_l2",

@@ -19,8 +19,7 @@ from typing import Any, NamedTuple
 import torch
 from graph_choice import module, workloads
 
-from autotune.measure.kinds import measured_kind
-from autotune.measure.operations import AutogradPasses, guarded, order_of
+from autotune.measure.kinds import AutogradPasses, guarded, measured_kind, order_of
 from autotune.measure.timing import Sampler
 from autotune.text import geometric_mean
 from autotune.workload.workload import Workload

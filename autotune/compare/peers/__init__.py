@@ -11,10 +11,10 @@ from dataclasses import dataclass
 
 import torch
 
-from autotune.compare.peers import cuequivariance, e3nn, openequivariance, symmetric_contraction
-from autotune.compare.peers.others import HARMONICS_ADAPTERS, RADIAL_ADAPTERS, VECTORS_ADAPTERS
+from autotune.compare.peers import cuequivariance, e3nn, openequivariance
+from autotune.compare.peers.others import CONTRACTION_ADAPTERS, HARMONICS_ADAPTERS, RADIAL_ADAPTERS, VECTORS_ADAPTERS
 from autotune.compare.peers.peer import PEER_TOLERANCE, Adapter, CheckedPasses, Peer, Product, Task
-from autotune.measure.operations import AutogradPasses
+from autotune.measure.kinds import AutogradPasses
 from autotune.measure.references import Reference
 from autotune.workload.workload import Tensors, Workload
 
@@ -26,7 +26,7 @@ ADAPTERS: tuple[Adapter, ...] = (
     *openequivariance.ADAPTERS,
     *RADIAL_ADAPTERS,
     *HARMONICS_ADAPTERS,
-    *symmetric_contraction.ADAPTERS,
+    *CONTRACTION_ADAPTERS,
 )
 
 __all__ = [

@@ -20,7 +20,7 @@ import torch
 
 from autotune.compare.peers.peer import Adapter, Product, Task, needs
 from autotune.errors import PeerError
-from autotune.measure.operations import Call
+from autotune.measure.kinds import Call
 from kernelgen.compat import o3
 from kernelgen.compile.cache import cache_dir
 from kernelgen.problem.product import TensorProductProblem

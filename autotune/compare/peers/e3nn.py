@@ -21,7 +21,7 @@ import torch
 from autotune.compare.peers.peer import Adapter, Product, Task
 from autotune.errors import PeerError
 from autotune.measure import worker as processes
-from autotune.measure.operations import Call
+from autotune.measure.kinds import Call
 from autotune.measure.references import e3nn_product
 from autotune.workload.workload import DTYPES, relayout
 from kernelgen.compile.cache import cache_dir, digest

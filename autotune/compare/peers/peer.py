@@ -19,10 +19,9 @@ import torch
 
 from autotune.database.maintenance import hash_of_text, statements_of
 from autotune.errors import PeerError
-from autotune.measure.kinds import measured_kind
-from autotune.measure.operations import AutogradPasses, Call, GraphOrder
+from autotune.measure.kinds import AutogradPasses, Call, GraphOrder, measured_kind
 from autotune.measure.references import Reference
-from autotune.workload.kinds.tensor_product import ProductKind
+from autotune.workload.known_kinds import ProductKind
 from autotune.workload.workload import Tensors, Workload, relayout
 from kernelgen.problem.harmonics import VectorProblem
 

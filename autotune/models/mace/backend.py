@@ -31,7 +31,7 @@ from autotune.models.linear import Path as LinearPath
 from autotune.models.species import ByElement, MatricesByElement, by_element, dense, species_of
 from autotune.models.species import Path as SpeciesPath
 from autotune.modules.convolution import TensorProductConv
-from autotune.modules.symmetric_contraction import TunedContraction
+from autotune.modules.rows import TunedContraction
 from kernelgen.arithmetic.contraction_couplings import coordinates, polynomials
 from kernelgen.compat import o3, without_autocast
 from kernelgen.errors import InputError

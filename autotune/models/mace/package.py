@@ -13,12 +13,12 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
 
+import numpy as np
 import torch
 from torch import Tensor
 from torch.utils._python_dispatch import _disable_current_modes as outside_of_traces
 
-from autotune.database.lookup import Tuning
-from autotune.models.capture import CapturablePackage, along_x, cube
+from autotune.models.capture import along_x, cube
 from autotune.models.layout import (
     FlatFeatures,
     ModelLayout,
@@ -54,7 +54,7 @@ from autotune.models.stand_ins import (
     AcceleratedConvolution,
     has_hooks,
 )
-from autotune.modules.symmetric_contraction import TunedContraction
+from autotune.modules.rows import TunedContraction
 from autotune.workload.workload import relayout
 from kernelgen.arithmetic.contraction_couplings import fitted, polynomials
 from kernelgen.compat import o3, runs_eagerly, without_autocast
@@ -84,6 +84,7 @@ class AcceleratedContraction(PackageStandIn):
 
     original: Any
     contraction: TunedContraction
+    computed_by = "contraction"
 
     def __init__(
         self, original: Any, *, strict: bool | None = None, deterministic: bool = False, layout: str = "mul_ir"
@@ -135,13 +136,6 @@ class AcceleratedContraction(PackageStandIn):
             with contextlib.nullcontext() if torch.compiler.is_compiling() else _for_later():
                 self._matrices[key] = self._to_basis.to(*key)
         return self._matrices[key]
-
-    def tuning_for(self, *arguments: Any) -> Mapping[str, Tuning]:
-        return self.contraction.tuning_for(*arguments)
-
-    @property
-    def tuning(self) -> Mapping[str, Tuning]:
-        return self.contraction.tuning
 
     def both_results(self, normal: Callable[..., list[Tensor]]) -> tuple[Tensor, Tensor]:
         nodes, like = 8, next(_parts(self.original))[0]
@@ -306,13 +300,6 @@ def contraction_of_mace(module: torch.nn.Module) -> str | None:
     return "its parts have hooks, which may make their weights" if any(map(has_hooks, _holders(module))) else ""
 
 
-BLOCKS = (_INTERACTION,)
-# MACE multiplies what the network gives by a cutoff, which may as well multiply what goes into its last layer.
-RADIAL_BLOCKS = (RadialBlock(InteractionBlock.module, InteractionBlock.names, "conv_tp_weights", "conv_tp"),)
-EXCHANGES = (ConvertedBlock(),)
-PACKAGE_PRODUCTS = (PackageProduct(contraction_of_mace, AcceleratedContraction, CONTRACTIONS),)
-
-
 # MACE's models in layout ``ir_mul``: every module between two convolutions, and the descriptors that a model gives.
 #
 # Read in mace-torch 0.3.16, ``mace/modules/models.py``, ``blocks.py`` and ``gate.py``.
@@ -438,9 +425,6 @@ def _other_parts(block: torch.nn.Module, prefix: str, done: tuple[str, ...] = ()
             raise UnsupportedError(f"{name} is a {type(child).__name__}, which takes e3nn's layout")
 
 
-LAYOUTS = (MaceLayout(),)
-
-
 # MACE's models of energies. Read in mace-torch 0.3.16, ``mace/modules/models.py`` and ``utils.py``.
 
 _CAPTURED_HOME = "mace.modules.models"
@@ -454,70 +438,6 @@ _OPTIONS_THAT_MAY_BE_OFF = ("compute_hessian", "compute_edge_forces", "compute_a
 def _first(length: int) -> Tensor:
     """A row that is one at its first place, which for MACE is an atom of the first element."""
     return torch.nn.functional.one_hot(torch.tensor(0), length)
-
-
-class CapturableMace(CapturablePackage):
-    """Ghosts are in a cubic cell of twice the cutoff; each of their edges goes from an atom to its next image."""
-
-    name = "MACE"
-    classes = (f"{_CAPTURED_HOME}.MACE", f"{_CAPTURED_HOME}.ScaleShiftMACE")
-    results = {
-        **dict.fromkeys(("energy", "interaction_energy", "virials", "stress", "displacement"), "graphs"),
-        "contributions": "graphs",
-        **dict.fromkeys(("node_energy", "forces", "node_feats"), "atoms"),
-        # None in every answer that a captured step gives.
-        **dict.fromkeys(("edge_forces", "atomic_virials", "atomic_stresses", "hessian"), "atoms"),
-    }
-
-    def runs_eagerly(self, model: Any, inputs: Mapping[str, Any], options: Mapping[str, Any]) -> str:
-        if options.get("training"):
-            return "training"
-        if "displacement" in inputs:
-            return "displacement"
-        if not (torch.is_grad_enabled() or options.get("compute_force", True)):
-            return "no gradients"  # parts such as MACE's adapters compute in another way then
-        asked = (name for name, value in options.items() if value and name not in _OPTIONS)
-        unknown = (name for name in options if name not in (*_OPTIONS, *_OPTIONS_THAT_MAY_BE_OFF))
-        return next(asked, "") or next(unknown, "")
-
-    def cutoff(self, model: Any) -> float:
-        return float(model.r_max)
-
-    def fields(self, model: Any, inputs: Mapping[str, Any], cutoff: float) -> tuple[Fields, Counts]:
-        edges, positions, pointer = inputs["edge_index"], inputs["positions"].detach(), inputs["ptr"]
-        counts = Counts(positions.shape[0], edges.shape[-1], pointer.numel() - 1)
-        elements = len(model.atomic_numbers)
-        fields = {
-            "positions": Field(positions, "atoms", 0.0, each=(3,)),
-            "node_attrs": Field(inputs["node_attrs"].detach(), "atoms", _first(elements), each=(elements,)),
-            "batch": Field(inputs["batch"], "atoms", counts.graphs, below="graphs"),
-            "edge_index": Field(edges, "edges", ghost_ends, axis=1, below="atoms", each=(2,)),
-            "shifts": Field(inputs["shifts"].detach(), "edges", along_x(2 * cutoff), each=(3,)),
-            "unit_shifts": Field(inputs["unit_shifts"].detach(), "edges", along_x(1.0), each=(3,)),
-            "cell": Field(inputs["cell"].detach().reshape(-1, 3), "graphs", cube(2 * cutoff), rows=3, each=(3,)),
-            "ptr": Field(pointer, "graphs", ghost_pointer, extra=1),
-        }
-        if "head" in inputs:
-            fields["head"] = Field(inputs["head"], "graphs", 0)
-        for name, spec in getattr(model, "embedding_specs", {}).items():
-            fields[name] = Field(inputs[name].detach(), "graphs" if spec["per"] == "graph" else "atoms", 0)
-        return fields, counts
-
-    def training_options(self, options: Mapping[str, Any]) -> Mapping[str, Any]:
-        return {**options, "training": True}
-
-    def moving(self, model: Any, graph: AtomicGraph) -> dict[str, Tensor]:
-        return {
-            "positions": graph.positions,
-            "edge_index": torch.stack((graph.centers, graph.neighbors)),
-            "shifts": graph.offsets,
-            "unit_shifts": graph.unit_shifts,
-            "cell": extended_cell(graph, model.r_max),
-        }
-
-
-CAPTURABLE = CapturableMace()
-CAPTURED = (CAPTURABLE,)
 
 
 def extended_cell(graph: AtomicGraph, cutoff: float | Tensor) -> Tensor:
@@ -547,21 +467,34 @@ _MACES_NAMES = {
 
 class Mace(Package):
     name = "mace"
+    title = "MACE"
     modules = ("mace",)
     install = "mace-torch==0.3.16"
     excludes = ("nequip", "sevenn")
-    captured = True
     peers = ("cuequivariance", "openequivariance", "cuequivariance+openequivariance")
     joined = ("cuequivariance",)
     compiled: ClassVar[Mapping[str, tuple[str, ...]]] = {"compiled": ("stock", "cuequivariance")}
     stress_is_apart = True
     neighbor_function = ("mace.data.atomic_data", "get_neighborhood")
 
-    def build(self, parameters: Parameters, seed: int) -> torch.nn.Module:
-        import numpy as np
-        from mace import modules
+    blocks = (_INTERACTION,)
+    exchanges = (ConvertedBlock(),)
+    # MACE multiplies what the network gives by a cutoff, which may as well multiply what goes into its last layer.
+    radial_blocks = (RadialBlock(InteractionBlock.module, InteractionBlock.names, "conv_tp_weights", "conv_tp"),)
+    products = (PackageProduct(contraction_of_mace, AcceleratedContraction, CONTRACTIONS),)
+    layouts = (MaceLayout(),)
 
-        from kernelgen.compat import o3
+    classes = (f"{_CAPTURED_HOME}.MACE", f"{_CAPTURED_HOME}.ScaleShiftMACE")
+    results = {
+        **dict.fromkeys(("energy", "interaction_energy", "virials", "stress", "displacement"), "graphs"),
+        "contributions": "graphs",
+        **dict.fromkeys(("node_energy", "forces", "node_feats"), "atoms"),
+        # None in every answer that a captured step gives.
+        **dict.fromkeys(("edge_forces", "atomic_virials", "atomic_stresses", "hessian"), "atoms"),
+    }
+
+    def build(self, parameters: Parameters, seed: int) -> torch.nn.Module:
+        from mace import modules
 
         given = {_MACES_NAMES.get(name, name): value for name, value in parameters.items()}
         numbers, heads = numbers_of(given.pop("species")), len(given.get("heads", ()))
@@ -665,6 +598,54 @@ class Mace(Package):
         made.compile(mode="default", fullgraph=not is_converted)
         return made
 
+    # Ghosts are in a cubic cell of twice the cutoff; each of their edges goes from an atom to its next image.
+
+    def runs_eagerly(self, model: Any, inputs: Mapping[str, Any], options: Mapping[str, Any]) -> str:
+        if options.get("training"):
+            return "training"
+        if "displacement" in inputs:
+            return "displacement"
+        if not (torch.is_grad_enabled() or options.get("compute_force", True)):
+            return "no gradients"  # parts such as MACE's adapters compute in another way then
+        asked = (name for name, value in options.items() if value and name not in _OPTIONS)
+        unknown = (name for name in options if name not in (*_OPTIONS, *_OPTIONS_THAT_MAY_BE_OFF))
+        return next(asked, "") or next(unknown, "")
+
+    def fields(self, model: Any, inputs: Mapping[str, Any], cutoff: float) -> tuple[Fields, Counts]:
+        edges, positions, pointer = inputs["edge_index"], inputs["positions"].detach(), inputs["ptr"]
+        counts = Counts(positions.shape[0], edges.shape[-1], pointer.numel() - 1)
+        elements = len(model.atomic_numbers)
+        fields = {
+            "positions": Field(positions, "atoms", 0.0, each=(3,)),
+            "node_attrs": Field(inputs["node_attrs"].detach(), "atoms", _first(elements), each=(elements,)),
+            "batch": Field(inputs["batch"], "atoms", counts.graphs, below="graphs"),
+            "edge_index": Field(edges, "edges", ghost_ends, axis=1, below="atoms", each=(2,)),
+            "shifts": Field(inputs["shifts"].detach(), "edges", along_x(2 * cutoff), each=(3,)),
+            "unit_shifts": Field(inputs["unit_shifts"].detach(), "edges", along_x(1.0), each=(3,)),
+            "cell": Field(inputs["cell"].detach().reshape(-1, 3), "graphs", cube(2 * cutoff), rows=3, each=(3,)),
+            "ptr": Field(pointer, "graphs", ghost_pointer, extra=1),
+        }
+        if "head" in inputs:
+            fields["head"] = Field(inputs["head"], "graphs", 0)
+        for name, spec in getattr(model, "embedding_specs", {}).items():
+            fields[name] = Field(inputs[name].detach(), "graphs" if spec["per"] == "graph" else "atoms", 0)
+        return fields, counts
+
+    def training_options(self, options: Mapping[str, Any]) -> Mapping[str, Any]:
+        return {**options, "training": True}
+
+    def moving(self, model: Any, graph: AtomicGraph) -> dict[str, Tensor]:
+        return {
+            "positions": graph.positions,
+            "edge_index": graph.edge_index,
+            "shifts": graph.offsets,
+            "unit_shifts": graph.unit_shifts,
+            "cell": extended_cell(graph, model.r_max),
+        }
+
 
 def _is_compiled(model: torch.nn.Module) -> bool:
     return getattr(model, "_compiled_call_impl", None) is not None
+
+
+PACKAGE = Mace()

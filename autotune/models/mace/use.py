@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import copy
 import os
-import warnings
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -21,11 +20,10 @@ from torch import Tensor
 
 from autotune.models.accelerate import accelerate
 from autotune.models.lammps import TYPICAL_SIZE, RankGraph, compile_energies, ready_copy
-from autotune.models.mace.package import CAPTURABLE
+from autotune.models.mace.package import PACKAGE
 from autotune.models.mace.patched import forward_for_lammps
 from autotune.models.package import quietly, require_device
 from autotune.models.padding import triple_product
-from autotune.models.stand_ins import CONVOLUTIONS
 from autotune.models.step import KeptInputs, QuickSteps, changes_since, in_dtype, to_host
 from kernelgen.errors import InputError
 
@@ -60,14 +58,8 @@ class MACECalculator(Stock, QuickSteps):
         require_device(*arguments, options.get("device"))
         with quietly():
             super().__init__(*arguments, **options)
-        self.acceleration = accelerate(self)
-        self.captures = capture is not False and not self.use_compile
-        if capture:
-            self.capture_at_once()
-        places = [place for place in self.acceleration.places if place.kind == CONVOLUTIONS]
-        if not any(place.replaced for place in places):
-            reasons = "; ".join(dict.fromkeys(place.detail for place in places)) or "accelerate found none"
-            warnings.warn(f"no convolution of the model is Equitune's: {reasons}", stacklevel=2)
+        self.be_quick(accelerate(self), capture)
+        self.acceleration.warn_without_convolutions()
 
     def why_stock(self) -> str:
         if self.use_compile:
@@ -79,11 +71,13 @@ class MACECalculator(Stock, QuickSteps):
 
     def _atoms_to_batch(self, atoms: Atoms) -> Any:
         """MACE's batch of one structure; all of MACE's calculator takes its inputs from here."""
-        if not self.steps_quickly():
-            return super()._atoms_to_batch(atoms)
+        return self._quick_batch(atoms) if self.steps_quickly() else super()._atoms_to_batch(atoms)
+
+    def _quick_batch(self, atoms: Atoms) -> Any:
+        """The kept batch with what moved."""
         kept, graph = self.kept_inputs().of(atoms, self._depends_on(atoms), lambda: self._stocks_batch(atoms))
         batch = copy.copy(kept)
-        dtype, moving = batch.positions.dtype, CAPTURABLE.moving(self.models[0], graph)
+        dtype, moving = batch.positions.dtype, PACKAGE.moving(self.models[0], graph)
         for name, value in in_dtype(moving, dtype).items():
             setattr(batch, name, value)
         cell, volume = moving["cell"], triple_product(moving["cell"])
@@ -122,7 +116,7 @@ class MACECalculator(Stock, QuickSteps):
             **options,
         )
         if outputs is None:
-            batch = self._atoms_to_batch(atoms).to_dict()
+            batch = self._quick_batch(atoms).to_dict()
             outputs = [model({name: _own(value) for name, value in batch.items()}, **options) for model in self.models]
         names = [name for name in _UNITS if outputs[0].get(name) is not None]
         on_host = to_host(*(torch.stack([output[name].detach() for output in outputs]) for name in names))

@@ -16,9 +16,8 @@ from typing import TYPE_CHECKING, Any, ClassVar
 import torch
 from torch import Tensor
 
-from autotune.database.lookup import Tuning
 from autotune.errors import PeerError
-from autotune.models.capture import CapturablePackage, along_x, cube
+from autotune.models.capture import along_x, cube
 from autotune.models.layout import IrMulGate, ModelLayout, Part, check_same, outline
 from autotune.models.linear import AcceleratedLinear
 from autotune.models.neighbors import AtomicGraph
@@ -68,8 +67,7 @@ class TensorProductScatter(RetypedBlock):
     fused = "autotune.models.nequip.patched:FusedTensorProductScatter"
 
 
-BLOCKS = (TensorProductScatter(),)
-RADIAL_BLOCKS = (RadialBlock("nequip.nn.interaction_block", ("InteractionBlock",), "edge_mlp", "tp_scatter.tp"),)
+_SCATTER = TensorProductScatter()
 
 
 # NequIP's models in layout ``ir_mul``: every module that takes or gives node features.
@@ -168,8 +166,7 @@ def _parts_of_layer(layer: Any, name: str, features: str | None, types: int) -> 
     for linear in (block.linear_1, block.linear_2):
         check_e3nn(linear, o3.Linear)
     check_e3nn(scatter.tp, o3.TensorProduct)
-    (kind,) = BLOCKS
-    if not kind.matches(scatter):
+    if not _SCATTER.matches(scatter):
         raise UnsupportedError(f"{name}.conv.tp_scatter is a {type(scatter).__name__}")
     prefix = f"{name}.conv."
     if block.sc is not None:
@@ -182,7 +179,7 @@ def _parts_of_layer(layer: Any, name: str, features: str | None, types: int) -> 
     yield Part(block, "linear_1", f"{prefix}linear_1", LINEARS, first)
     check_same(block.linear_1.irreps_out, scatter.tp.irreps_in1, f"{prefix}tp_scatter")
     convolution = functools.partial(AcceleratedConvolution, layout="ir_mul")
-    yield Part(scatter, "tp", f"{prefix}tp_scatter.tp", CONVOLUTIONS, convolution, kind)
+    yield Part(scatter, "tp", f"{prefix}tp_scatter.tp", CONVOLUTIONS, convolution, _SCATTER)
     second = functools.partial(AcceleratedLinear, irreps_in=str(scatter.tp.irreps_out))
     yield Part(block, "linear_2", f"{prefix}linear_2", LINEARS, second)
     check_same(block.linear_2.irreps_out, gate.irreps_in, f"{name}.equivariant_nonlin")
@@ -192,19 +189,138 @@ def _parts_of_layer(layer: Any, name: str, features: str | None, types: int) -> 
     return str(gate.irreps_out)
 
 
-LAYOUTS = (NequIPLayout(),)
-
-
 # NequIP's and Allegro's models. Read in nequip 0.19.1, ``nequip/nn/graph_model.py`` and ``grad_output.py``.
 
 # Inputs that a captured step takes. A structure without a cell gets one of zeros.
 _TAKEN = ("pos", "edge_index", "edge_cell_shift", "cell", "batch", "num_atoms", "atom_types")
 
 
-class CapturableNequIP(CapturablePackage):
-    """Ghosts are in a cubic cell of twice the cutoff; each of their edges goes from an atom to its next image."""
+# Allegro's ``Contracter``: a product of channels with the same number, with shared weights by path.
+#
+# Read in nequip-allegro 0.8.3, ``allegro/nn/_strided/_contract.py`` and ``allegro/nn/_allegro.py``. Its tensors are
+# *strided*, ``[rows, channels, components of all irreps]``: the transpose of layout ``ir_mul``.
 
-    name = "NequIP"
+_AGAIN = object()
+_OTHER_FORMS = {"TritonContracter": "Triton", "CuEquivarianceContracter": "cuEquivariance"}
+
+
+class AcceleratedContracter(PackageStandIn):
+    """Replaces one ``Contracter``."""
+
+    original: Any
+    product: TensorProduct
+    computed_by = "product"
+
+    def __init__(self, original: Any, *, strict: bool | None = None, deterministic: bool = False) -> None:
+        super().__init__()
+        irreps = (original.irreps_in1, original.irreps_in2, original.irreps_out)
+        irreps_in1, irreps_in2, irreps_out = ("+".join(f"{original.mul}x{ir}" for _, ir in found) for found in irreps)
+        product = TensorProduct(
+            irreps_in1,
+            irreps_in2,
+            irreps_out,
+            [(*path, "uuu", True) for path in _allegro_paths(original)],
+            irrep_normalization="none" if original.irrep_normalization is None else original.irrep_normalization,
+            path_normalization="none",
+            internal_weights=False,
+            shared_weights=True,
+            layout="ir_mul",
+            strict=strict,
+            deterministic=deterministic,
+        )
+        # Not registered: parameters and names in checkpoints stay Allegro's.
+        self.__dict__["product"] = product
+        self._take_place_of(original)
+
+    def forward(self, x1: Tensor, x2: Tensor, idxs: Tensor) -> Tensor:
+        """x1 of edges, x2 of nodes, ``idxs``: the node of each edge. The result is a transposed view."""
+        x1 = x1.reshape(-1, self.mul, self.base_dim1).transpose(1, 2).flatten(1)
+        # A product's second input is in layout mul_ir whatever the layout of the first is: irrep, channel, component.
+        parts = x2.reshape(-1, self.mul, self.base_dim2).split([ir.dim for _, ir in self.irreps_in2], dim=2)
+        x2 = torch.cat([part.flatten(1) for part in parts], dim=1)
+        gathered = torch.index_select(x2, 0, idxs)
+        with _gathered_again(x2, idxs, gathered):
+            # Allegro's weights, by channel and path or by path alone, as a row of channels for each path.
+            weights = self.weights.reshape(-1, self.num_paths).expand(self.mul, self.num_paths).t().flatten()
+            out = self.product(x1, gathered, weights)
+        return out.view(-1, self.base_dim_out, self.mul).transpose(1, 2)
+
+    def both_results(self, normal: Callable[..., list[Tensor]]) -> tuple[Tensor, Tensor]:
+        rows, nodes = 16, 4
+        x1, x2 = normal(self.w3j, (rows, self.mul, self.base_dim1), (nodes, self.mul, self.base_dim2))
+        given = (x1, x2, torch.arange(rows, device=x1.device) % nodes)
+        return self.forward(*given), self.original.forward(*given)
+
+
+def _gathered_again(rows: Tensor, index: Tensor, gathered: Tensor) -> AbstractContextManager[Any]:
+    """What is computed inside keeps ``rows`` for its gradients in the place of ``gathered``, the rows of ``index``.
+
+    A node's rows are gathered for each of its edges: on diamond 273 times as many. Gradients gather them again.
+    """
+    if not runs_eagerly(rows, index, gathered):
+        return nullcontext()
+    kept, place, shape = rows.detach(), gathered.data_ptr(), gathered.shape
+    # Torch asks the innermost hooks alone: what they leave is for those around them, if this torch tells them.
+    top = getattr(torch._C._autograd, "_top_saved_tensors_default_hooks", lambda _: None)
+    pack, unpack = top(False) or (lambda given: given,) * 2
+
+    def keep(tensor: Tensor) -> Any:
+        return _AGAIN if tensor.data_ptr() == place and tensor.shape == shape else pack(tensor)
+
+    def again(packed: Any) -> Tensor:
+        return torch.index_select(kept, 0, index) if packed is _AGAIN else unpack(packed)
+
+    return torch.autograd.graph.saved_tensors_hooks(keep, again)
+
+
+def _why_contracter_stays(module: torch.nn.Module) -> str | None:
+    for kind in type(module).__mro__:
+        if full_name(kind) == "allegro.nn._strided._contract.Contracter":
+            name = type(module).__name__
+            if kind is type(module):
+                return ""
+            form = _OTHER_FORMS.get(name)
+            return f"it is Allegro's {form} form, put there by its modifier" if form else f"it is a {name}"
+    return None
+
+
+def _allegro_paths(original: Any) -> list[tuple[int, int, int]]:
+    """Its paths in their order: first input, second input, output."""
+    if original.instructions is not None:
+        return [tuple(path) for path in original.instructions]
+    return [
+        (first, second, out)
+        for out, (_, ir_out) in enumerate(original.irreps_out)
+        for first, (_, ir1) in enumerate(original.irreps_in1)
+        for second, (_, ir2) in enumerate(original.irreps_in2)
+        if ir_out in ir1 * ir2
+    ]
+
+
+# NequIP: its GNN model and its modifiers for OpenEquivariance and cuEquivariance.
+
+
+class NequIP(Package):
+    """``modifiers``: those of the package that put its fast paths into a model, by peer."""
+
+    name = "nequip"
+    title = "NequIP"
+    modules: ClassVar[tuple[str, ...]] = ("nequip", "lightning")
+    install = "nequip==0.19.1"
+    modifiers: ClassVar[Mapping[str, str]] = {
+        "cuequivariance": "enable_CuEquivariance",
+        "openequivariance": "enable_OpenEquivariance",
+    }
+    peers = tuple(modifiers)
+    compiled: ClassVar[Mapping[str, tuple[str, ...]]] = {"aotinductor": ("stock", *modifiers)}
+    neighbor_function = ("nequip.data.transforms.neighborlist", "compute_neighborlist_")
+    dtype_of_data = torch.float64
+
+    blocks = (_SCATTER,)
+    radial_blocks = (RadialBlock("nequip.nn.interaction_block", ("InteractionBlock",), "edge_mlp", "tp_scatter.tp"),)
+    products = (PackageProduct(_why_contracter_stays, AcceleratedContracter),)
+    layouts = (NequIPLayout(),)
+
     classes = ("nequip.nn.graph_model.GraphModel",)
     results = {
         **dict.fromkeys(("total_energy", "stress", "virial"), "graphs"),
@@ -217,92 +333,6 @@ class CapturableNequIP(CapturablePackage):
             *("edge_cutoff", "edge_type_flat", "edge_attrs", "edge_embedding", "edge_features", "edge_energy"),
         )
     )
-
-    def check(self, model: Any) -> None:
-        if model.is_compile_graph_model:
-            raise UnsupportedError("this NequIP model compiles itself (compile_mode: compile); capture an eager one")
-
-    def runs_eagerly(self, model: Any, inputs: Mapping[str, Any], options: Mapping[str, Any]) -> str:
-        if model.training:
-            return "training"
-        return next((name for name in model.model_input_fields if name in inputs and name not in _TAKEN), "")
-
-    def cutoff(self, model: Any) -> float:
-        return float(model.metadata["r_max"])
-
-    def fields(self, model: Any, inputs: Mapping[str, Any], cutoff: float) -> tuple[Fields, Counts]:
-        positions, edges = inputs["pos"].detach(), inputs["edge_index"]
-        atoms, count = positions.shape[0], edges.shape[-1]
-        numbers = inputs.get("num_atoms")
-        if numbers is None:
-            numbers = edges.new_full((1,), atoms)
-        graphs = numbers.shape[0]
-        batch, cell, shift = (inputs.get(name) for name in ("batch", "cell", "edge_cell_shift"))
-        cells = positions.new_zeros(1, 3, 3) if cell is None else cell.detach().view(-1, 3, 3)
-        if cells.shape[0] == 1:  # of all structures
-            cells = cells.expand(graphs, 3, 3)
-        if shift is None:
-            if cell is not None:
-                raise InputError("there is a cell and no edge_cell_shift; pass the cells between each edge's atoms")
-            shift = positions.new_zeros(1, 3).expand(count, 3)
-        if batch is None:
-            if graphs != 1:
-                raise InputError(
-                    f"num_atoms is of {graphs} structures, and there is no batch; pass the structure of each atom"
-                )
-            batch = edges.new_zeros(1).expand(atoms)
-        if len({positions.dtype, shift.dtype, cells.dtype}) > 1:
-            raise InputError(
-                f"pos is {positions.dtype}, edge_cell_shift {shift.dtype} and cell {cells.dtype}; expected one dtype"
-            )
-        fields = {
-            "pos": Field(positions, "atoms", 0.0, each=(3,)),
-            "atom_types": Field(inputs["atom_types"], "atoms", 0),
-            "batch": Field(batch, "atoms", graphs, below="graphs"),
-            "edge_index": Field(edges, "edges", ghost_ends, axis=1, below="atoms", each=(2,)),
-            "edge_cell_shift": Field(shift.detach(), "edges", along_x(1.0), each=(3,)),
-            "cell": Field(cells, "graphs", cube(2 * cutoff), each=(3, 3)),
-            "num_atoms": Field(numbers, "graphs", ghost_atoms),
-        }
-        return fields, Counts(atoms, count, graphs)
-
-    def moving(self, model: Any, graph: AtomicGraph) -> dict[str, Tensor]:
-        return {
-            "pos": graph.positions,
-            "edge_index": torch.stack((graph.centers, graph.neighbors)),
-            "edge_cell_shift": graph.unit_shifts,
-            "cell": graph.cell[None],
-        }
-
-    def answer(self, model: Any, inputs: Mapping[str, Any], found: dict[str, Any]) -> dict[str, Any]:
-        """With the inputs, as NequIP returns them; without a cell there is no stress."""
-        if "cell" not in inputs and "stress" in found:
-            found["stress"] = found["stress"].new_empty(0)
-        return {**{name: inputs[name] for name in _TAKEN if name in inputs}, **found}
-
-
-CAPTURABLE = CapturableNequIP()
-CAPTURED = (CAPTURABLE,)
-
-
-# NequIP: its GNN model and its modifiers for OpenEquivariance and cuEquivariance.
-
-
-class NequIP(Package):
-    """``modifiers``: those of the package that put its fast paths into a model, by peer."""
-
-    name = "nequip"
-    modules: ClassVar[tuple[str, ...]] = ("nequip", "lightning")
-    install = "nequip==0.19.1"
-    captured = True
-    modifiers: ClassVar[Mapping[str, str]] = {
-        "cuequivariance": "enable_CuEquivariance",
-        "openequivariance": "enable_OpenEquivariance",
-    }
-    peers = tuple(modifiers)
-    compiled: ClassVar[Mapping[str, tuple[str, ...]]] = {"aotinductor": ("stock", *modifiers)}
-    neighbor_function = ("nequip.data.transforms.neighborlist", "compute_neighborlist_")
-    dtype_of_data = torch.float64
 
     def builder(self) -> Callable[..., torch.nn.Module]:
         """The package's function that makes a model of hyperparameters."""
@@ -397,6 +427,67 @@ class NequIP(Package):
         """As ``nequip-compile --mode aotinductor --target ase``, on a small made-up crystal of the model's elements."""
         return AotInductorModel(model, self.inputs(model, [_small_crystal(self.species(model))], device), device)
 
+    # Ghosts are in a cubic cell of twice the cutoff; each of their edges goes from an atom to its next image.
+
+    def check_captured(self, model: Any) -> None:
+        if model.is_compile_graph_model:
+            raise UnsupportedError("this NequIP model compiles itself (compile_mode: compile); capture an eager one")
+
+    def runs_eagerly(self, model: Any, inputs: Mapping[str, Any], options: Mapping[str, Any]) -> str:
+        if model.training:
+            return "training"
+        return next((name for name in model.model_input_fields if name in inputs and name not in _TAKEN), "")
+
+    def fields(self, model: Any, inputs: Mapping[str, Any], cutoff: float) -> tuple[Fields, Counts]:
+        positions, edges = inputs["pos"].detach(), inputs["edge_index"]
+        atoms, count = positions.shape[0], edges.shape[-1]
+        numbers = inputs.get("num_atoms")
+        if numbers is None:
+            numbers = edges.new_full((1,), atoms)
+        graphs = numbers.shape[0]
+        batch, cell, shift = (inputs.get(name) for name in ("batch", "cell", "edge_cell_shift"))
+        cells = positions.new_zeros(1, 3, 3) if cell is None else cell.detach().view(-1, 3, 3)
+        if cells.shape[0] == 1:  # of all structures
+            cells = cells.expand(graphs, 3, 3)
+        if shift is None:
+            if cell is not None:
+                raise InputError("there is a cell and no edge_cell_shift; pass the cells between each edge's atoms")
+            shift = positions.new_zeros(1, 3).expand(count, 3)
+        if batch is None:
+            if graphs != 1:
+                raise InputError(
+                    f"num_atoms is of {graphs} structures, and there is no batch; pass the structure of each atom"
+                )
+            batch = edges.new_zeros(1).expand(atoms)
+        if len({positions.dtype, shift.dtype, cells.dtype}) > 1:
+            raise InputError(
+                f"pos is {positions.dtype}, edge_cell_shift {shift.dtype} and cell {cells.dtype}; expected one dtype"
+            )
+        fields = {
+            "pos": Field(positions, "atoms", 0.0, each=(3,)),
+            "atom_types": Field(inputs["atom_types"], "atoms", 0),
+            "batch": Field(batch, "atoms", graphs, below="graphs"),
+            "edge_index": Field(edges, "edges", ghost_ends, axis=1, below="atoms", each=(2,)),
+            "edge_cell_shift": Field(shift.detach(), "edges", along_x(1.0), each=(3,)),
+            "cell": Field(cells, "graphs", cube(2 * cutoff), each=(3, 3)),
+            "num_atoms": Field(numbers, "graphs", ghost_atoms),
+        }
+        return fields, Counts(atoms, count, graphs)
+
+    def moving(self, model: Any, graph: AtomicGraph) -> dict[str, Tensor]:
+        return {
+            "pos": graph.positions,
+            "edge_index": graph.edge_index,
+            "edge_cell_shift": graph.unit_shifts,
+            "cell": graph.cell[None],
+        }
+
+    def answer(self, model: Any, inputs: Mapping[str, Any], found: dict[str, Any]) -> dict[str, Any]:
+        """With the inputs, as NequIP returns them; without a cell there is no stress."""
+        if "cell" not in inputs and "stress" in found:
+            found["stress"] = found["stress"].new_empty(0)
+        return {**{name: inputs[name] for name in _TAKEN if name in inputs}, **found}
+
 
 def _small_crystal(species: Sequence[int]) -> Atoms:
     from ase.build import bulk
@@ -445,117 +536,6 @@ class AotInductorModel(torch.nn.Module):
         return self.compiled(data)
 
 
-# Allegro's ``Contracter``: a product of channels with the same number, with shared weights by path.
-#
-# Read in nequip-allegro 0.8.3, ``allegro/nn/_strided/_contract.py`` and ``allegro/nn/_allegro.py``. Its tensors are
-# *strided*, ``[rows, channels, components of all irreps]``: the transpose of layout ``ir_mul``.
-
-_AGAIN = object()
-_OTHER_FORMS = {"TritonContracter": "Triton", "CuEquivarianceContracter": "cuEquivariance"}
-
-
-class AcceleratedContracter(PackageStandIn):
-    """Replaces one ``Contracter``."""
-
-    original: Any
-    product: TensorProduct
-
-    def __init__(self, original: Any, *, strict: bool | None = None, deterministic: bool = False) -> None:
-        super().__init__()
-        irreps = (original.irreps_in1, original.irreps_in2, original.irreps_out)
-        irreps_in1, irreps_in2, irreps_out = ("+".join(f"{original.mul}x{ir}" for _, ir in found) for found in irreps)
-        product = TensorProduct(
-            irreps_in1,
-            irreps_in2,
-            irreps_out,
-            [(*path, "uuu", True) for path in _allegro_paths(original)],
-            irrep_normalization="none" if original.irrep_normalization is None else original.irrep_normalization,
-            path_normalization="none",
-            internal_weights=False,
-            shared_weights=True,
-            layout="ir_mul",
-            strict=strict,
-            deterministic=deterministic,
-        )
-        # Not registered: parameters and names in checkpoints stay Allegro's.
-        self.__dict__["product"] = product
-        self._take_place_of(original)
-
-    def forward(self, x1: Tensor, x2: Tensor, idxs: Tensor) -> Tensor:
-        """x1 of edges, x2 of nodes, ``idxs``: the node of each edge. The result is a transposed view."""
-        x1 = x1.reshape(-1, self.mul, self.base_dim1).transpose(1, 2).flatten(1)
-        # A product's second input is in layout mul_ir whatever the layout of the first is: irrep, channel, component.
-        parts = x2.reshape(-1, self.mul, self.base_dim2).split([ir.dim for _, ir in self.irreps_in2], dim=2)
-        x2 = torch.cat([part.flatten(1) for part in parts], dim=1)
-        gathered = torch.index_select(x2, 0, idxs)
-        with _gathered_again(x2, idxs, gathered):
-            # Allegro's weights, by channel and path or by path alone, as a row of channels for each path.
-            weights = self.weights.reshape(-1, self.num_paths).expand(self.mul, self.num_paths).t().flatten()
-            out = self.product(x1, gathered, weights)
-        return out.view(-1, self.base_dim_out, self.mul).transpose(1, 2)
-
-    def tuning_for(self, *arguments: Any) -> Mapping[str, Tuning]:
-        return self.product.tuning_for(*arguments)
-
-    @property
-    def tuning(self) -> Mapping[str, Tuning]:
-        return self.product.tuning
-
-    def both_results(self, normal: Callable[..., list[Tensor]]) -> tuple[Tensor, Tensor]:
-        rows, nodes = 16, 4
-        x1, x2 = normal(self.w3j, (rows, self.mul, self.base_dim1), (nodes, self.mul, self.base_dim2))
-        given = (x1, x2, torch.arange(rows, device=x1.device) % nodes)
-        return self.forward(*given), self.original.forward(*given)
-
-
-def _gathered_again(rows: Tensor, index: Tensor, gathered: Tensor) -> AbstractContextManager[Any]:
-    """What is computed inside keeps ``rows`` for its gradients in the place of ``gathered``, the rows of ``index``.
-
-    A node's rows are gathered for each of its edges: on diamond 273 times as many. Gradients gather them again.
-    """
-    if not runs_eagerly(rows, index, gathered):
-        return nullcontext()
-    kept, place, shape = rows.detach(), gathered.data_ptr(), gathered.shape
-    # Torch asks the innermost hooks alone: what they leave is for those around them, if this torch tells them.
-    top = getattr(torch._C._autograd, "_top_saved_tensors_default_hooks", lambda _: None)
-    pack, unpack = top(False) or (lambda given: given,) * 2
-
-    def keep(tensor: Tensor) -> Any:
-        return _AGAIN if tensor.data_ptr() == place and tensor.shape == shape else pack(tensor)
-
-    def again(packed: Any) -> Tensor:
-        return torch.index_select(kept, 0, index) if packed is _AGAIN else unpack(packed)
-
-    return torch.autograd.graph.saved_tensors_hooks(keep, again)
-
-
-def _why_contracter_stays(module: torch.nn.Module) -> str | None:
-    for kind in type(module).__mro__:
-        if full_name(kind) == "allegro.nn._strided._contract.Contracter":
-            name = type(module).__name__
-            if kind is type(module):
-                return ""
-            form = _OTHER_FORMS.get(name)
-            return f"it is Allegro's {form} form, put there by its modifier" if form else f"it is a {name}"
-    return None
-
-
-def _allegro_paths(original: Any) -> list[tuple[int, int, int]]:
-    """Its paths in their order: first input, second input, output."""
-    if original.instructions is not None:
-        return [tuple(path) for path in original.instructions]
-    return [
-        (first, second, out)
-        for out, (_, ir_out) in enumerate(original.irreps_out)
-        for first, (_, ir1) in enumerate(original.irreps_in1)
-        for second, (_, ir2) in enumerate(original.irreps_in2)
-        if ir_out in ir1 * ir2
-    ]
-
-
-PACKAGE_PRODUCTS = (PackageProduct(_why_contracter_stays, AcceleratedContracter),)
-
-
 # Allegro: its model, and its modifiers for the product's Triton and cuEquivariance forms. All else is NequIP's.
 #
 # Read in nequip-allegro 0.8.3, ``allegro/model/allegro_models.py`` and ``allegro/nn/_strided/_contract.py``.
@@ -577,3 +557,6 @@ class Allegro(NequIP):
     def owns(self, model: torch.nn.Module) -> bool:
         """NequIP's class holds its modules."""
         return super().owns(model) and any("allegro." in type(module).__module__ for module in model.modules())
+
+
+PACKAGE = NequIP()

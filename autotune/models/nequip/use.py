@@ -18,7 +18,7 @@ from torch import Tensor
 
 from autotune.models.accelerate import accelerate
 from autotune.models.lammps import TYPICAL_SIZE, RankGraph, compile_energies, ready_copy
-from autotune.models.nequip.package import CAPTURABLE
+from autotune.models.nequip.package import PACKAGE
 from autotune.models.package import require_device
 from autotune.models.step import QuickSteps, changes_since, in_dtype
 from kernelgen.errors import InputError
@@ -46,16 +46,13 @@ class NequIPCalculator(Stock, QuickSteps):
     model: Any
     check_state = changes_since
     # The output of the step that is being calculated.
-    _launched: dict[str, torch.Tensor] | None = None
+    _launched: dict[str, Tensor] | None = None
 
     def __init__(self, *arguments: Any, capture: bool | None = None, **options: Any) -> None:
         require_device(*arguments, options.get("device"))
         super().__init__(*arguments, **options)
-        self.acceleration = accelerate(self)
+        self.be_quick(accelerate(self), capture)
         self.acceleration.warn_without_convolutions()
-        self.captures = capture is not False
-        if capture:
-            self.capture_at_once()
 
     def why_stock(self) -> str:
         kinds = sorted(type(transform).__name__ for transform in self.transforms)
@@ -76,7 +73,7 @@ class NequIPCalculator(Stock, QuickSteps):
         finally:
             self._launched = None
 
-    def _by_one_launch(self, atoms: Atoms) -> dict[str, torch.Tensor] | None:
+    def _by_one_launch(self, atoms: Atoms) -> dict[str, Tensor] | None:
         """A captured model's output; None for other models, and where more of it is read than NequIP's class does."""
         reads_more = type(self).save_extra_outputs is not Stock.save_extra_outputs
         if reads_more or not self.steps_quickly() or self._neighbor_list()._pruner is not None:
@@ -84,10 +81,10 @@ class NequIPCalculator(Stock, QuickSteps):
         found = self.kept_inputs().launched([self.model], atoms, (), lambda: self._stocks_data(atoms), names=_RESULTS)
         return None if found is None else found[0]
 
-    def _stocks_data(self, atoms: Atoms) -> dict[str, torch.Tensor]:
+    def _stocks_data(self, atoms: Atoms) -> dict[str, Tensor]:
         return super().atoms_to_data(atoms)
 
-    def atoms_to_data(self, atoms: Atoms) -> dict[str, torch.Tensor]:
+    def atoms_to_data(self, atoms: Atoms) -> dict[str, Tensor]:
         """NequIP's data of one structure; all of its calculator takes its inputs from here."""
         if self._launched is not None:
             return {}
@@ -95,11 +92,11 @@ class NequIPCalculator(Stock, QuickSteps):
             return super().atoms_to_data(atoms)
         # Whatever else ``from_ase`` takes from the atoms, no model of energies reads.
         kept, graph = self.kept_inputs().of(atoms, (), lambda: self._stocks_data(atoms))
-        data = kept | in_dtype(CAPTURABLE.moving(self.model, graph), kept[Data.POSITIONS_KEY].dtype)
+        data = kept | in_dtype(PACKAGE.moving(self.model, graph), kept[Data.POSITIONS_KEY].dtype)
         prune = self._neighbor_list()._pruner
         return data if prune is None else prune(data)
 
-    def call_model(self, data: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+    def call_model(self, data: dict[str, Tensor]) -> dict[str, Tensor]:
         return super().call_model(data) if self._launched is None else self._launched
 
 

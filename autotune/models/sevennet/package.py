@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from autotune.errors import PeerError
-from autotune.models.capture import CapturablePackage, along_x
+from autotune.models.capture import along_x
 from autotune.models.layout import IrMulGate, ModelLayout, Part, check_same, outline
 from autotune.models.linear import AcceleratedLinear
 from autotune.models.neighbors import AtomicGraph
@@ -61,10 +61,7 @@ class IrrepsConvolution(RetypedBlock):
     fused = "autotune.models.sevennet.patched:FusedIrrepsConvolution"
 
 
-BLOCKS = (IrrepsConvolution(),)
-RADIAL_BLOCKS = (
-    RadialBlock(IrrepsConvolution.module, IrrepsConvolution.names, "weight_nn", IrrepsConvolution.product),
-)
+_CONVOLUTION = IrrepsConvolution()
 
 
 # SevenNet's models in layout ``ir_mul``: every module that takes or gives node features.
@@ -159,12 +156,11 @@ class _Walk:
         yield from ()
 
     def _convolution(self, name: str, module: Any) -> Iterator[Part]:
-        (block,) = BLOCKS
         product = module.convolution
         check_e3nn(product, o3.TensorProduct)
         check_same(self.features, product.irreps_in1, name)
         kind = functools.partial(AcceleratedConvolution, layout="ir_mul")
-        yield Part(module, "convolution", f"{name}.convolution", CONVOLUTIONS, kind, block)
+        yield Part(module, "convolution", f"{name}.convolution", CONVOLUTIONS, kind, _CONVOLUTION)
         if e3nn_class(module.weight_nn, FullyConnectedNet) is None:
             raise UnsupportedError(f"{name} has a radial network that is a {type(module.weight_nn).__name__}")
         yield Part(module, "weight_nn", f"{name}.weight_nn", RADIALS, AcceleratedRadial)
@@ -176,9 +172,6 @@ class _Walk:
         self.features = str(module.gate.irreps_out)
 
 
-LAYOUTS = (SevenNetLayout(),)
-
-
 # SevenNet's models. Read in sevenn 0.13.0, ``sevenn/nn/sequential.py``, ``linear.py`` and ``force_output.py``.
 #
 # The last two modules of a model wait for the device, to know how many structures there are; here it is known.
@@ -188,129 +181,6 @@ _CAPTURED_HOME = "sevenn.nn.sequential.AtomGraphSequential"
 _LEAST_VOLUME = 1e-3
 _OVERWRITTEN = ("x", "node_attr")
 _OF_A_GRAPH = ("inferred_total_energy", "inferred_stress")
-
-
-class CapturableSevenNet(CapturablePackage):
-    """The edges of ghosts are vectors of twice the cutoff."""
-
-    name = "SevenNet"
-    classes = (_CAPTURED_HOME,)
-    methods = ("forward", "__call__", "_preprocess")
-    results = {
-        **dict.fromkeys(_OF_A_GRAPH, "graphs"),
-        **dict.fromkeys(("atomic_energy", "inferred_force", "inferred_atomic_virial"), "atoms"),
-    }
-    # What modules leave in the data beside their results, the first two in the place of inputs.
-    left_out = frozenset(
-        (
-            *(*_OVERWRITTEN, "atom_type", "scaled_atomic_energy", "edge_length", "edge_embedding", "edge_attr"),
-            *("modal_type", "modal_attr"),
-        )
-    )
-
-    def check(self, model: Any) -> None:
-        last = list(model)[-2:]
-        if [type(module).__name__ for module in last] != ["AtomReduce", "ForceStressOutputFromEdge"]:
-            names = " and ".join(type(module).__name__ for module in last)
-            raise UnsupportedError(
-                f"this SevenNet model ends in {names}; capture takes serial models, which end in AtomReduce and "
-                "ForceStressOutputFromEdge"
-            )
-
-    def runs_eagerly(self, model: Any, inputs: Mapping[str, Any], options: Mapping[str, Any]) -> str:
-        return "training" if model.training else next(iter(options), "")
-
-    def cutoff(self, model: Any) -> float:
-        return float(model.cutoff)
-
-    def fields(self, model: Any, inputs: Mapping[str, Any], cutoff: float) -> tuple[Fields, Counts]:
-        edges, vectors, numbers = inputs["edge_index"], inputs["edge_vec"].detach(), inputs["atomic_numbers"]
-        kinds = model._atomic_numbers_to_onehot(numbers) if model.eval_type_map else inputs["x"]
-        volume = torch.as_tensor(inputs["cell_volume"]).reshape(-1)
-        counts = Counts(numbers.shape[0], edges.shape[-1], volume.shape[0] if model.is_batch_data else 1)
-        if "num_atoms" in inputs and model.is_batch_data and len(inputs["num_atoms"].reshape(-1)) != counts.graphs:
-            raise InputError(
-                f"cell_volume has {counts.graphs} numbers; expected {len(inputs['num_atoms'])} as num_atoms"
-            )
-        batch = inputs["batch"] if model.is_batch_data else edges.new_zeros(1).expand(counts.atoms)
-        fields = {
-            "x": Field(kinds, "atoms", 0),
-            "batch": Field(batch, "atoms", counts.graphs, below="graphs"),
-            "edge_index": Field(edges, "edges", ghost_ends, axis=1, below="atoms", each=(2,)),
-            "edge_vec": Field(vectors, "edges", along_x(2 * cutoff), each=(3,)),
-            "cell_volume": Field(volume, "graphs", 1.0),
-        }
-        if model.modal_map:
-            fields["modal_type"] = Field(_modal_types(model, inputs, counts.graphs, numbers.device), "graphs", 0)
-        return fields, counts
-
-    def compute(self, model: Any, given: dict[str, Tensor], size: Counts, options: Mapping[str, Any]) -> dict[str, Any]:
-        given["edge_vec"].requires_grad_()
-        if not model.is_batch_data and "modal_type" in given:
-            given["modal_type"] = given["modal_type"][0]
-        data = with_energies(model, given, size.graphs)
-        energy, vectors = data["inferred_total_energy"].sum(), data["edge_vec"]
-        (by_edge,) = torch.autograd.grad(energy, vectors, create_graph=model.training)
-        return data | forces_and_stress(model, data, by_edge, size)
-
-    def moving(self, model: Any, graph: AtomicGraph) -> dict[str, Tensor]:
-        return {
-            "edge_index": torch.stack((graph.centers, graph.neighbors)),
-            "edge_vec": graph.vectors,
-            "cell_volume": triple_product(graph.cell).abs().reshape(1),
-        }
-
-    def answer(self, model: Any, inputs: Any, found: dict[str, Any]) -> dict[str, Any]:
-        """With the inputs that SevenNet returns as they are; for a model that takes no batches without a structure's
-        number.
-        """
-        if not model.is_batch_data:
-            found |= {name: found[name][0] for name in _OF_A_GRAPH}
-        to_dict: Callable[[], dict[str, Any]] | None = getattr(inputs, "to_dict", None)
-        given = dict(inputs) if to_dict is None else to_dict()
-        return {**{name: value for name, value in given.items() if name not in _OVERWRITTEN}, **found}
-
-
-def _modal_types(model: Any, inputs: Mapping[str, Any], graphs: int, device: torch.device) -> Tensor:
-    """The place of each structure's modality among the model's, int64 [graphs]."""
-    if not model.eval_modal_map:
-        return inputs["modal_type"].reshape(-1)
-    named = inputs.get("data_modality")
-    names = [named] if isinstance(named, str) else list(named or ())
-    if len(names) != graphs or not set(names) <= set(model.modal_map):
-        raise InputError(f"data_modality is {named!r}; expected {graphs} of {tuple(model.modal_map)}")
-    return torch.tensor([model.modal_map[name] for name in names], device=device)
-
-
-def with_energies(model: Any, given: dict[str, Tensor], graphs: int) -> dict[str, Any]:
-    """What all modules but the last give, from the fields of a graph; the number of structures is known."""
-    data: dict[str, Any] = given.copy()
-    data["node_attr"] = data["x"]
-    *layers, reduce, _ = model
-    for layer in layers:
-        data = layer(data)
-    energies = data[reduce.key_input].squeeze(1)
-    data[reduce.key_output] = energies.new_zeros(graphs).index_add(0, data["batch"], energies) * reduce.constant
-    return data
-
-
-def forces_and_stress(model: Any, data: Mapping[str, Tensor], by_edge: Tensor, size: Counts) -> dict[str, Tensor]:
-    """As ``ForceStressOutputFromEdge``, from the gradient of the energy by every edge [edges, 3]."""
-    (sender, receiver), edge = data["edge_index"], data["edge_vec"].detach()
-    zeros = by_edge.new_zeros(size.atoms, 3)
-    forces = zeros.index_add(0, sender, by_edge) - zeros.index_add(0, receiver, by_edge)
-    # xx, yy, zz, xy, yz, zx
-    virials = torch.cat((edge * by_edge, edge * by_edge.roll(-1, 1)), 1)
-    of_atoms = by_edge.new_zeros(size.atoms, 6).index_add(0, receiver, virials)
-    of_graphs = by_edge.new_zeros(size.graphs, 6).index_add(0, data["batch"], of_atoms)
-    stress = -of_graphs / data["cell_volume"].clamp(min=_LEAST_VOLUME).unsqueeze(-1)
-    found = {"inferred_force": forces, "inferred_stress": stress}
-    *_, output = model
-    return found | ({"inferred_atomic_virial": -of_atoms} if output.use_atomic_virial else {})
-
-
-CAPTURABLE = CapturableSevenNet()
-CAPTURED = (CAPTURABLE,)
 
 
 # SevenNet: its sequential model, and the convolutions that it can take from other packages.
@@ -329,11 +199,29 @@ _VOIGT = [[0, 3, 5], [3, 1, 4], [5, 4, 2]]
 
 class SevenNet(Package):
     name = "sevennet"
+    title = "SevenNet"
     modules = ("sevenn",)
     install = "sevenn==0.13.0"
-    captured = True
     peers = tuple(_SWITCH)
     neighbor_function = ("sevenn.train.dataload", "_graph_build_f")
+
+    blocks = (_CONVOLUTION,)
+    radial_blocks = (RadialBlock(_CONVOLUTION.module, _CONVOLUTION.names, "weight_nn", _CONVOLUTION.product),)
+    layouts = (SevenNetLayout(),)
+
+    classes = (_CAPTURED_HOME,)
+    methods = ("forward", "__call__", "_preprocess")
+    results = {
+        **dict.fromkeys(_OF_A_GRAPH, "graphs"),
+        **dict.fromkeys(("atomic_energy", "inferred_force", "inferred_atomic_virial"), "atoms"),
+    }
+    # What modules leave in the data beside their results, the first two in the place of inputs.
+    left_out = frozenset(
+        (
+            *(*_OVERWRITTEN, "atom_type", "scaled_atomic_energy", "edge_length", "edge_embedding", "edge_attr"),
+            *("modal_type", "modal_attr"),
+        )
+    )
 
     def build(self, parameters: Parameters, seed: int) -> torch.nn.Module:
         from ase.data import chemical_symbols
@@ -403,7 +291,7 @@ class SevenNet(Package):
         batched = training or inputs["num_atoms"].numel() > 1
         if model.is_batch_data != batched:
             model.set_is_batch_data(batched)
-        given = {name: value.detach() if isinstance(value, torch.Tensor) else value for name, value in inputs.items()}
+        given = {name: value.detach() if isinstance(value, Tensor) else value for name, value in inputs.items()}
         if batched:
             given["cell_volume"] = given["cell_volume"].clone()  # it is written to
         elif "data_modality" in given:
@@ -430,6 +318,105 @@ class SevenNet(Package):
         _copy_weights(model, made)
         made.train(model.training)
         return made
+
+    # The edges of ghosts are vectors of twice the cutoff.
+
+    def check_captured(self, model: Any) -> None:
+        last = list(model)[-2:]
+        if [type(module).__name__ for module in last] != ["AtomReduce", "ForceStressOutputFromEdge"]:
+            names = " and ".join(type(module).__name__ for module in last)
+            raise UnsupportedError(
+                f"this SevenNet model ends in {names}; capture takes serial models, which end in AtomReduce and "
+                "ForceStressOutputFromEdge"
+            )
+
+    def runs_eagerly(self, model: Any, inputs: Mapping[str, Any], options: Mapping[str, Any]) -> str:
+        return "training" if model.training else next(iter(options), "")
+
+    def fields(self, model: Any, inputs: Mapping[str, Any], cutoff: float) -> tuple[Fields, Counts]:
+        edges, vectors, numbers = inputs["edge_index"], inputs["edge_vec"].detach(), inputs["atomic_numbers"]
+        kinds = model._atomic_numbers_to_onehot(numbers) if model.eval_type_map else inputs["x"]
+        volume = torch.as_tensor(inputs["cell_volume"]).reshape(-1)
+        counts = Counts(numbers.shape[0], edges.shape[-1], volume.shape[0] if model.is_batch_data else 1)
+        if "num_atoms" in inputs and model.is_batch_data and len(inputs["num_atoms"].reshape(-1)) != counts.graphs:
+            raise InputError(
+                f"cell_volume has {counts.graphs} numbers; expected {len(inputs['num_atoms'])} as num_atoms"
+            )
+        batch = inputs["batch"] if model.is_batch_data else edges.new_zeros(1).expand(counts.atoms)
+        fields = {
+            "x": Field(kinds, "atoms", 0),
+            "batch": Field(batch, "atoms", counts.graphs, below="graphs"),
+            "edge_index": Field(edges, "edges", ghost_ends, axis=1, below="atoms", each=(2,)),
+            "edge_vec": Field(vectors, "edges", along_x(2 * cutoff), each=(3,)),
+            "cell_volume": Field(volume, "graphs", 1.0),
+        }
+        if model.modal_map:
+            fields["modal_type"] = Field(_modal_types(model, inputs, counts.graphs, numbers.device), "graphs", 0)
+        return fields, counts
+
+    def compute(self, model: Any, given: dict[str, Tensor], size: Counts, options: Mapping[str, Any]) -> dict[str, Any]:
+        given["edge_vec"].requires_grad_()
+        if not model.is_batch_data and "modal_type" in given:
+            given["modal_type"] = given["modal_type"][0]
+        data = with_energies(model, given, size.graphs)
+        energy, vectors = data["inferred_total_energy"].sum(), data["edge_vec"]
+        (by_edge,) = torch.autograd.grad(energy, vectors, create_graph=model.training)
+        return data | forces_and_stress(model, data, by_edge, size)
+
+    def moving(self, model: Any, graph: AtomicGraph) -> dict[str, Tensor]:
+        return {
+            "edge_index": graph.edge_index,
+            "edge_vec": graph.vectors,
+            "cell_volume": triple_product(graph.cell).abs().reshape(1),
+        }
+
+    def answer(self, model: Any, inputs: Any, found: dict[str, Any]) -> dict[str, Any]:
+        """With the inputs that SevenNet returns as they are; for a model that takes no batches without a structure's
+        number.
+        """
+        if not model.is_batch_data:
+            found |= {name: found[name][0] for name in _OF_A_GRAPH}
+        to_dict: Callable[[], dict[str, Any]] | None = getattr(inputs, "to_dict", None)
+        given = dict(inputs) if to_dict is None else to_dict()
+        return {**{name: value for name, value in given.items() if name not in _OVERWRITTEN}, **found}
+
+
+def _modal_types(model: Any, inputs: Mapping[str, Any], graphs: int, device: torch.device) -> Tensor:
+    """The place of each structure's modality among the model's, int64 [graphs]."""
+    if not model.eval_modal_map:
+        return inputs["modal_type"].reshape(-1)
+    named = inputs.get("data_modality")
+    names = [named] if isinstance(named, str) else list(named or ())
+    if len(names) != graphs or not set(names) <= set(model.modal_map):
+        raise InputError(f"data_modality is {named!r}; expected {graphs} of {tuple(model.modal_map)}")
+    return torch.tensor([model.modal_map[name] for name in names], device=device)
+
+
+def with_energies(model: Any, given: dict[str, Tensor], graphs: int) -> dict[str, Any]:
+    """What all modules but the last give, from the fields of a graph; the number of structures is known."""
+    data: dict[str, Any] = given.copy()
+    data["node_attr"] = data["x"]
+    *layers, reduce, _ = model
+    for layer in layers:
+        data = layer(data)
+    energies = data[reduce.key_input].squeeze(1)
+    data[reduce.key_output] = energies.new_zeros(graphs).index_add(0, data["batch"], energies) * reduce.constant
+    return data
+
+
+def forces_and_stress(model: Any, data: Mapping[str, Tensor], by_edge: Tensor, size: Counts) -> dict[str, Tensor]:
+    """As ``ForceStressOutputFromEdge``, from the gradient of the energy by every edge [edges, 3]."""
+    (sender, receiver), edge = data["edge_index"], data["edge_vec"].detach()
+    zeros = by_edge.new_zeros(size.atoms, 3)
+    forces = zeros.index_add(0, sender, by_edge) - zeros.index_add(0, receiver, by_edge)
+    # xx, yy, zz, xy, yz, zx
+    virials = torch.cat((edge * by_edge, edge * by_edge.roll(-1, 1)), 1)
+    of_atoms = by_edge.new_zeros(size.atoms, 6).index_add(0, receiver, virials)
+    of_graphs = by_edge.new_zeros(size.graphs, 6).index_add(0, data["batch"], of_atoms)
+    stress = -of_graphs / data["cell_volume"].clamp(min=_LEAST_VOLUME).unsqueeze(-1)
+    found = {"inferred_force": forces, "inferred_stress": stress}
+    *_, output = model
+    return found | ({"inferred_atomic_virial": -of_atoms} if output.use_atomic_virial else {})
 
 
 def _of_modalities(names: Sequence[str], elements: int, shift: float) -> dict[str, Any]:
@@ -484,3 +471,6 @@ def _copy_weights(source: torch.nn.Module, target: torch.nn.Module) -> None:
             if name not in weights:
                 raise PeerError(f"the model's {name} has no counterpart in the stock model")
             weight.copy_(weights[name].reshape(weight.shape))
+
+
+PACKAGE = SevenNet()

@@ -11,7 +11,7 @@ from sevenn.nn.sequential import AtomGraphSequential
 from torch import Tensor
 
 from autotune.models.padding import Counts
-from autotune.models.sevennet.package import CAPTURABLE, forces_and_stress, with_energies
+from autotune.models.sevennet.package import PACKAGE, forces_and_stress, with_energies
 from kernelgen.compat import run_eagerly
 from kernelgen.errors import UnsupportedError
 
@@ -52,7 +52,7 @@ class CompilableSequential(AtomGraphSequential):
         data = with_energies(self, given, size.graphs)
         by_edge = _gradient(data[KEY.PRED_TOTAL_ENERGY].sum(), given["edge_vec"])
         data |= forces_and_stress(self, data, by_edge, size)
-        found = {name: data[name] for name in CAPTURABLE.results if name in data}
+        found = {name: data[name] for name in PACKAGE.results if name in data}
         # Without a result that needs gradients torch compiles no backward pass of the forces.
         return found if self.training else {name: value.detach() for name, value in found.items()}
 
@@ -72,17 +72,17 @@ def _around(model: Any, data: Any) -> Any:
 def _fields(model: Any, data: Any) -> dict[str, Tensor] | None:
     """What the step takes, with vectors that need gradients; None for a model that it does not know."""
     try:
-        CAPTURABLE.check(model)
+        PACKAGE.check_captured(model)
     except UnsupportedError:
         return None
-    fields, _ = CAPTURABLE.fields(model, data, CAPTURABLE.cutoff(model))
+    fields, _ = PACKAGE.fields(model, data, PACKAGE.cutoff(model))
     given, vectors = {name: field.tensor for name, field in fields.items()}, data[KEY.EDGE_VEC]
     return {**given, KEY.EDGE_VEC: vectors if vectors.requires_grad else vectors.detach().requires_grad_()}
 
 
 @run_eagerly("it adds results to a graph")
 def _with_results(model: Any, data: Any, found: dict[str, Tensor]) -> Any:
-    for name, value in CAPTURABLE.answer(model, {}, found).items():
+    for name, value in PACKAGE.answer(model, {}, found).items():
         data[name] = value
     return data
 

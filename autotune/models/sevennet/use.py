@@ -66,11 +66,8 @@ class SevenNetCalculator(Stock, QuickSteps):
         require_device(*arguments, options.get("device"))
         with quietly():
             super().__init__(*arguments, **options)
-        self.acceleration = accelerate(self)
+        self.be_quick(accelerate(self), capture)
         self.acceleration.warn_without_convolutions()
-        self.captures = capture is not False
-        if capture:
-            self.capture_at_once()
 
     def why_stock(self) -> str:
         return ""
@@ -95,7 +92,7 @@ class SevenNetCalculator(Stock, QuickSteps):
         data = copy.copy(kept)
         dtype = kept[KEY.EDGE_VEC].dtype
         data[KEY.POS] = graph.positions.to(dtype)
-        data[KEY.EDGE_IDX] = torch.stack((graph.centers, graph.neighbors))
+        data[KEY.EDGE_IDX] = graph.edge_index
         data[KEY.EDGE_VEC] = graph.vectors.to(dtype)
         data[KEY.CELL_VOLUME] = torch.full_like(kept[KEY.CELL_VOLUME], atoms.cell.volume)
         if self.modal:

@@ -37,7 +37,7 @@ from autotune.errors import ConfigError, WorkerError
 from autotune.measure.kinds import measured_kind
 from autotune.measure.timing import timing_of
 from autotune.workload.config import load_config
-from autotune.workload.kinds.registry import KINDS, kernel_kind
+from autotune.workload.known_kinds import KINDS, kernel_kind
 from autotune.workload.workload import PASSES, Workload
 from kernelgen.arithmetic.directions import DIRECTIONS
 from kernelgen.compile.compiler import compile_source

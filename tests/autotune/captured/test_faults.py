@@ -11,8 +11,9 @@ import torch
 from torch import Tensor
 
 from autotune.models import capture as package
-from autotune.models.capture import CapturablePackage, CapturedModel, capture
+from autotune.models.capture import CapturedModel, capture
 from autotune.models.neighbors import AtomicGraph
+from autotune.models.package import Package
 from autotune.models.padding import Counts, Field, Fields, PaddedStep, ghost_ends, ghost_pointer
 from kernelgen.errors import InputError, UnsupportedError
 
@@ -143,8 +144,8 @@ class Springs(torch.nn.Module):
         return {"energies": energies, "edge_squares": squares}
 
 
-class CapturableSprings(CapturablePackage):
-    name = "springs"
+class CapturableSprings(Package):
+    title = "springs"
     classes = (f"{__name__}.Springs",)
     results: Mapping[str, str] = {"energies": "atoms"}
     left_out = frozenset(("edge_squares",))
@@ -167,12 +168,15 @@ class CapturableSprings(CapturablePackage):
         return model(given, **options)
 
     def moving(self, model: Any, graph: AtomicGraph) -> dict[str, Tensor]:
-        return {"positions": graph.positions, "edge_index": torch.stack((graph.centers, graph.neighbors))}
+        return {"positions": graph.positions, "edge_index": graph.edge_index}
+
+
+CapturableSprings.__abstractmethods__ = frozenset()  # its models are captured, and not built or loaded
 
 
 @pytest.fixture(params=DEVICES)
 def model(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Springs:
-    monkeypatch.setattr(package, "of_packages", lambda name: (CapturableSprings(),))
+    monkeypatch.setattr(package, "packages", lambda: (CapturableSprings(),))
     return Springs().to(request.param)
 
 

@@ -17,7 +17,6 @@ from autotune import paths
 from autotune.cli import bench as cli_bench
 from autotune.cli import commands, doctor
 from autotune.cli import pack as cli_pack
-from autotune.cli import replay as cli_replay
 from autotune.cli import tune as cli_tune
 from autotune.cli.options import Group
 from kernelgen.errors import CompileError
@@ -179,7 +178,7 @@ def test_mistakes_are_one_line_and_exit_code_2(command: Command, arguments: tupl
         (cli_bench.BenchGroup, "--older-than=2026-11-26", "again 2026-11-26"),
         (cli_bench.BenchGroup, "--suite --devices all", "suite --devices all"),
         (cli_tune.TuneGroup, "--model my.model --structure mof", "model my.model --structure mof"),
-        (cli_replay.ReplayGroup, "--defaults a.jsonl.gz --measure 2m", "defaults a.jsonl.gz --measure 2m"),
+        (commands.ReplayGroup, "--defaults a.jsonl.gz --measure 2m", "defaults a.jsonl.gz --measure 2m"),
         (cli_tune.TuneGroup, "--misses --budget 1h", "misses --budget 1h"),
         (cli_pack.PackGroup, "--out a.pack --model=my.model", "model my.model --out a.pack"),
         (cli_pack.PackGroup, "--suite mace-mp-medium", "suite mace-mp-medium"),

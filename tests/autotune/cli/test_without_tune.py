@@ -13,8 +13,8 @@ from pathlib import Path
 import pytest
 from places import ROOT
 
-from autotune import extras
-from autotune.extras import TUNE, require_tune
+from autotune import paths
+from autotune.paths import TUNE, require_tune
 from kernelgen.errors import ToolMissingError
 from kernelgen.version import __version__
 
@@ -38,7 +38,7 @@ MODEL = """
 import torch
 from e3nn import o3
 from autotune import SphericalHarmonics, TensorProductConv, accelerate, restore
-from autotune.extras import missing_packages
+from autotune.paths import missing_packages
 
 assert set(missing_packages()) == GONE
 torch.manual_seed(0)
@@ -128,7 +128,7 @@ def test_the_version_and_the_doctor_answer_without_them() -> None:
 
 def test_a_function_that_needs_them_raises_a_typed_error(monkeypatch: pytest.MonkeyPatch) -> None:
     require_tune("tune_model")
-    monkeypatch.setattr(extras, "TUNE", (*TUNE, "no_such_package"))
+    monkeypatch.setattr(paths, "TUNE", (*TUNE, "no_such_package"))
     with pytest.raises(ToolMissingError, match=r"tune_model needs no_such_package; install with: pip install 'equi"):
         require_tune("tune_model")
 
@@ -143,12 +143,12 @@ def test_they_are_what_the_extra_installs() -> None:
 
 def test_commands_in_messages_are_those_that_work_here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     own = tmp_path / "my env" / "bin" / "equitune"
-    monkeypatch.setattr(extras.sysconfig, "get_path", lambda name: str(own.parent))
-    assert extras.typed("doctor") == f"{sys.executable} -m autotune doctor"
+    monkeypatch.setattr(paths.sysconfig, "get_path", lambda name: str(own.parent))
+    assert paths.typed("doctor") == f"{sys.executable} -m autotune doctor"
     own.parent.mkdir(parents=True)
     own.touch(0o755)
-    assert extras.typed("doctor") == f"'{own}' doctor"
+    assert paths.typed("doctor") == f"'{own}' doctor"
     monkeypatch.chdir(tmp_path)
-    assert extras.typed("doctor") == "'my env/bin/equitune' doctor"
+    assert paths.typed("doctor") == "'my env/bin/equitune' doctor"
     monkeypatch.setenv("PATH", str(own.parent))
-    assert extras.typed("doctor") == "equitune doctor"
+    assert paths.typed("doctor") == "equitune doctor"

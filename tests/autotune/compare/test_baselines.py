@@ -23,7 +23,7 @@ from autotune.errors import PeerError
 from autotune.measure import timing
 from autotune.measure.timing import Sampler
 from autotune.workload.config import load_graphs
-from autotune.workload.kinds.registry import kernel_kind
+from autotune.workload.known_kinds import kernel_kind
 from autotune.workload.workload import Workload, make_tensors
 from kernelgen.arithmetic.directions import DIRECTIONS, Direction
 from kernelgen.kernels.product.schedule import HostSchedule

@@ -19,7 +19,7 @@ from database_samples import GPU, HOST, entry, store
 
 from autotune.cli.commands import main
 from autotune.database.entry import Entry
-from autotune.database.exchange import INDEX, file_name, pull, push
+from autotune.database.maintenance import INDEX, file_name, pull, push
 from autotune.database.store import read_table
 from autotune.errors import DatabaseError
 from kernelgen.kernels.product.schedule import CudaSchedule

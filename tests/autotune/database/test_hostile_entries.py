@@ -22,7 +22,7 @@ from autotune.database.store import read_table
 from autotune.database.trials import from_storage
 from autotune.errors import DatabaseError
 from autotune.workload.config import load_all
-from autotune.workload.kinds.registry import kernel_kind, operations_of
+from autotune.workload.known_kinds import kernel_kind, operations_of
 from kernelgen.device import cuda_facts
 from kernelgen.errors import ScheduleError, UnsupportedError
 from kernelgen.kernels.harmonics.schedule import VectorCudaSchedule, VectorHostSchedule

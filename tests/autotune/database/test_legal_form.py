@@ -7,8 +7,8 @@ from pathlib import Path
 import pytest
 from database_samples import entry, store
 
-from autotune.database.knobs import legal_form
 from autotune.database.lookup import find_schedule
+from autotune.database.nearest import legal_form
 from kernelgen.device import DeviceFacts, cuda_facts, representative
 from kernelgen.kernels.harmonics.schedule import HarmonicsCudaSchedule
 from kernelgen.kernels.knobs import Knobs

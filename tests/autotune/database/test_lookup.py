@@ -18,8 +18,8 @@ from autotune.database.store import Database, DatabaseWarning, database_path, de
 from autotune.errors import TuningMissError
 from autotune.measure.space import search_space
 from autotune.search.starting_points import known_entries, starting_points
-from autotune.workload.kinds import tensor_product as product_kind
-from autotune.workload.kinds.registry import kernel_kind
+from autotune.workload import known_kinds as product_kind
+from autotune.workload.known_kinds import kernel_kind
 from autotune.workload.workload import GraphClass
 from kernelgen.arithmetic.directions import DIRECTIONS
 from kernelgen.device import DeviceFacts, cuda_facts

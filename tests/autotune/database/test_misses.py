@@ -23,7 +23,7 @@ from typer.testing import CliRunner
 from autotune.cli.commands import app
 from autotune.database import misses
 from autotune.database.misses import MOST_KEPT, Request, keep_misses, misses_path, read_misses
-from autotune.modules.symmetric_contraction import SymmetricContraction
+from autotune.modules.rows import SymmetricContraction
 from autotune.tune import model as run
 from autotune.workload.config import TuneConfig
 from autotune.workload.graphs import build_graph

@@ -27,7 +27,7 @@ from autotune.database.store import DatabaseWarning
 from autotune.measure.space import search_space
 from autotune.search.starting_points import starting_points
 from autotune.workload.config import load_problems
-from autotune.workload.kinds.registry import kernel_kind
+from autotune.workload.known_kinds import kernel_kind
 from autotune.workload.workload import GraphClass
 from kernelgen.device import DeviceFacts, cuda_facts
 from kernelgen.kernels.dispatch import make_plan

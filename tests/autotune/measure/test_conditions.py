@@ -13,9 +13,8 @@ import pytest
 import torch
 from busy import spinning
 
-from autotune.measure import conditions, timing
-from autotune.measure.conditions import Conditions, Watch
-from autotune.measure.timing import MOST_RETAKEN, RETAKEN_S, Sampler, time_callable
+from autotune.measure import timing
+from autotune.measure.timing import MOST_RETAKEN, RETAKEN_S, Conditions, Sampler, Watch, time_callable
 from kernelgen.errors import ToolMissingError
 
 
@@ -46,16 +45,16 @@ def test_a_machine_at_rest_has_no_noise() -> None:
     ],
 )
 def test_noise_is_said_in_words(met: Conditions, said: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(conditions.os, "sched_getaffinity", lambda pid: {0, 1})
+    monkeypatch.setattr(timing.os, "sched_getaffinity", lambda pid: {0, 1})
     assert met.noise == said == met.to_dict()["noise"]
 
 
 def test_load_is_what_others_do_on_these_cores(monkeypatch: pytest.MonkeyPatch) -> None:
     """This process used 1 of 3 busy seconds within 2; the hypervisor took half a second."""
     cores, clock, own = iter([(10.0, 1.0), (13.0, 1.5)]), iter([5.0, 7.0]), iter([2.0, 3.0])
-    monkeypatch.setattr(conditions, "_cores_s", lambda: next(cores))
+    monkeypatch.setattr(timing, "_cores_s", lambda: next(cores))
     ticking = types.SimpleNamespace(perf_counter=lambda: next(clock), process_time=lambda: next(own), time_ns=lambda: 0)
-    monkeypatch.setattr(conditions, "time", ticking)
+    monkeypatch.setattr(timing, "time", ticking)
     assert Watch("cpu").read() == Conditions(load=1.0, steal=0.25)
 
 
@@ -102,7 +101,7 @@ def gpu(monkeypatch: pytest.MonkeyPatch, reasons: int, used: list[Used]) -> torc
         nvmlDeviceGetCurrentClocksThrottleReasons=lambda handle: reasons,
         nvmlDeviceGetProcessUtilization=lambda handle, since_us: used,
     )
-    monkeypatch.setattr(conditions, "_nvml", lambda device: (nvml, object()))
+    monkeypatch.setattr(timing, "_nvml", lambda device: (nvml, object()))
     return torch.device("cuda", 0)
 
 
@@ -114,7 +113,7 @@ def test_throttled_clocks_are_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_others_on_the_gpu_are_counted(monkeypatch: pytest.MonkeyPatch) -> None:
-    own = conditions.os.getpid()
+    own = timing.os.getpid()
     for used, others in (([], 0), ([(own, 90)], 0), ([(own, 50), (7, 40), (8, 0)], 1), ([(7, 40), (9, 50)], 1)):
         device = gpu(monkeypatch, 0, [Used(*one) for one in used])
         assert Watch(device).read().gpu_processes == others, (
@@ -124,19 +123,19 @@ def test_others_on_the_gpu_are_counted(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_without_nvml_nothing_is_known_of_a_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "pynvml", None)
-    conditions._nvml.cache_clear()
+    timing._nvml.cache_clear()
     assert Watch("cuda:0").read() == Conditions()
     for device in ("cpu", "cuda:0"):
         with pytest.raises(ToolMissingError, match=f"'{device}' is not counted; expected an NVIDIA GPU"):
-            conditions.require_energy(device)
-    conditions._nvml.cache_clear()
+            timing.require_energy(device)
+    timing._nvml.cache_clear()
 
 
 def test_energy_of_a_call_is_that_of_whole_steps_of_the_counter(monkeypatch: pytest.MonkeyPatch) -> None:
     assert timing.joules_a_call(lambda: None, "cpu") is None
     clock = [0.0]
     device = gpu(monkeypatch, 0, [])
-    nvml, _ = conditions._nvml(device)
+    nvml, _ = timing._nvml(device)
     # 300 W, in steps of 0.1 s.
     nvml.nvmlDeviceGetTotalEnergyConsumption = lambda handle: 300e3 * 0.1 * int(clock[0] * 10 + 1e-6)
     monkeypatch.setattr(timing.time, "perf_counter", lambda: clock[0])

@@ -9,8 +9,7 @@ import pytest
 import torch
 from e3nn import o3
 
-from autotune.measure.kinds import measured_kind
-from autotune.measure.operations import order_of
+from autotune.measure.kinds import measured_kind, order_of
 from autotune.measure.trial import equivariance_error, random_rotation, turned
 from autotune.workload.config import load_graphs
 from autotune.workload.workload import Workload, to_ir_mul

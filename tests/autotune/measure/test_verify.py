@@ -9,10 +9,10 @@ import pytest
 import torch
 from reference import e3nn_module
 
-from autotune.measure.operations import AutogradPasses
+from autotune.measure.kinds import AutogradPasses
 from autotune.measure.references import Reference, choose_nodes
 from autotune.workload.config import load_graphs
-from autotune.workload.kinds.base import TOLERANCE
+from autotune.workload.kind import TOLERANCE
 from autotune.workload.workload import Tensors, Workload, make_tensors, relayout, to_ir_mul, to_mul_ir
 from kernelgen.arithmetic.directions import DIRECTIONS, double_backward
 from kernelgen.errors import InputError

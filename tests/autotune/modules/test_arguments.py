@@ -10,8 +10,8 @@ import pytest
 import torch
 from module_cases import conv_inputs, e3nn_conv, normal, random_graph, small_conv
 
-from autotune.modules.harmonics import SphericalHarmonics, SphericalHarmonicsConv
 from autotune.modules.product import FullyConnectedTensorProduct, TensorProduct
+from autotune.modules.rows import SphericalHarmonics, SphericalHarmonicsConv
 from kernelgen.errors import InputError, ProblemError, ToolMissingError, UnsupportedError
 from kernelgen.kernels.product.schedule import HostSchedule
 from kernelgen.ops.product import build

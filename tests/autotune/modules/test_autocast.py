@@ -12,7 +12,7 @@ import autotune
 from autotune.models.linear import AcceleratedLinear
 from autotune.models.radial import AcceleratedRadial
 from autotune.models.species import SpeciesProduct
-from autotune.modules.symmetric_contraction import TunedContraction
+from autotune.modules.rows import TunedContraction
 from kernelgen.compat import FullyConnectedNet, o3
 from kernelgen.errors import InputError
 from kernelgen.problem.contraction import ContractionProblem

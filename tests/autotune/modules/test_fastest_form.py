@@ -10,10 +10,9 @@ from typing import Any
 import pytest
 import torch
 
-from autotune.modules import radial_convolution as convolution
-from autotune.modules import radial_convolution as tuned
-from autotune.modules.convolution import TensorProductConv
-from autotune.modules.radial_convolution import convolve_radial
+from autotune.modules import convolution
+from autotune.modules import convolution as tuned
+from autotune.modules.convolution import TensorProductConv, convolve_radial
 from autotune.workload.config import find_problem
 from kernelgen.device import cuda_facts
 

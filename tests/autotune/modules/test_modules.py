@@ -22,8 +22,8 @@ from reference import copied, e3nn_module
 from autotune.database import store as database
 from autotune.errors import TuningMissError
 from autotune.modules.convolution import TensorProductConv
-from autotune.modules.harmonics import SphericalHarmonics
 from autotune.modules.product import TensorProduct
+from autotune.modules.rows import SphericalHarmonics
 from kernelgen.arithmetic.directions import DIRECTIONS
 from kernelgen.device import device_facts
 from kernelgen.errors import InputError, ProblemError, ScheduleError, UnsupportedError

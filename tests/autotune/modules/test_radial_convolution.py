@@ -9,9 +9,8 @@ import pytest
 import torch
 from torch import Tensor
 
-from autotune.modules import radial_convolution as convolution
-from autotune.modules.convolution import TensorProductConv
-from autotune.modules.radial_convolution import RadialTensorProductConv, convolve_radial, has_room
+from autotune.modules import convolution
+from autotune.modules.convolution import RadialTensorProductConv, TensorProductConv, convolve_radial, has_room
 from kernelgen.errors import InputError, ProblemError
 
 IRREPS = ("8x0e+8x1o", "0e+1o+2e")

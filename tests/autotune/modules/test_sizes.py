@@ -15,8 +15,8 @@ from module_cases import conv_inputs, e3nn_conv, normal, random_graph, small_con
 
 from autotune.database import store as database
 from autotune.modules.convolution import TensorProductConv
-from autotune.modules.harmonics import SphericalHarmonics, SphericalHarmonicsConv
 from autotune.modules.product import TensorProduct
+from autotune.modules.rows import SphericalHarmonics, SphericalHarmonicsConv
 from autotune.workload.workload import GraphClass
 from kernelgen.arithmetic.directions import DIRECTIONS, HARMONICS_DIRECTIONS
 from kernelgen.device import device_facts

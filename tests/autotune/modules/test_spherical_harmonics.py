@@ -15,7 +15,7 @@ import autotune
 from autotune.models import replace as replacement
 from autotune.models.accelerate import accelerate, restore
 from autotune.models.stand_ins import AcceleratedHarmonics, AcceleratedProduct
-from autotune.modules.harmonics import SphericalHarmonics, spherical_harmonics
+from autotune.modules.rows import SphericalHarmonics, spherical_harmonics
 from kernelgen.errors import InputError, ProblemError, UnsupportedError
 from kernelgen.problem.harmonics import NORMALIZATIONS
 

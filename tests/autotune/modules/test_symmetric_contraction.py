@@ -15,9 +15,9 @@ from autotune.database import misses
 from autotune.database.lookup import Tuning
 from autotune.database.misses import read_misses
 from autotune.errors import TuningMissError
-from autotune.modules import convolution as tuned_rows
+from autotune.modules import rows as tuned_rows
 from autotune.modules.base import Found
-from autotune.modules.symmetric_contraction import TunedContraction
+from autotune.modules.rows import TunedContraction
 from autotune.tune.model_passes import needs_of, recorded, workloads_for
 from autotune.workload.graphs import NodesAlone
 from kernelgen import device_facts

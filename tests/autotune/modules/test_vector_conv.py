@@ -7,7 +7,7 @@ import torch
 from reference import copied, relative_error
 
 from autotune.modules.convolution import TensorProductConv
-from autotune.modules.harmonics import SphericalHarmonics, SphericalHarmonicsConv
+from autotune.modules.rows import SphericalHarmonics, SphericalHarmonicsConv
 from kernelgen.ops.vectors import HarmonicProduct
 
 HARMONICS = SphericalHarmonics([0, 1, 2], True, "component")

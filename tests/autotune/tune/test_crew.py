@@ -16,7 +16,7 @@ from autotune.measure.trial import TrialJob, TrialSession, TrialSetting
 from autotune.measure.worker import Worker
 from autotune.tune.run import WorkerPair, WorkerPairs, tune
 from autotune.workload.config import load_graphs
-from autotune.workload.kinds.base import Problem
+from autotune.workload.kind import Problem
 from autotune.workload.workload import Workload
 from kernelgen.kernels.product.schedule import HostSchedule
 from kernelgen.problem.product import TensorProductProblem

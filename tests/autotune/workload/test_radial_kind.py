@@ -15,13 +15,12 @@ from autotune.compare.peers.peer import Task
 from autotune.database.entry import what_is_wrong
 from autotune.database.lookup import find_schedule
 from autotune.errors import ConfigError
-from autotune.measure.kinds import measured_kind, space_of
-from autotune.measure.operations import guarded
-from autotune.modules import radial_convolution as tuned
+from autotune.measure.kinds import guarded, measured_kind, space_of
+from autotune.modules import convolution as tuned
 from autotune.search.starting_points import starting_points
 from autotune.workload.config import load_all
 from autotune.workload.graphs import EdgesAlone, GraphSpec, RandomNeighbours, build_graph
-from autotune.workload.kinds.registry import problem_from_key
+from autotune.workload.known_kinds import problem_from_key
 from autotune.workload.workload import GraphClass, Workload
 from kernelgen.device import cuda_facts, device_facts
 from kernelgen.errors import ProblemError, UnsupportedError

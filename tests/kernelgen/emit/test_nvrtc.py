@@ -7,7 +7,7 @@ import dataclasses
 import pytest
 
 from autotune.workload.config import load_problems
-from autotune.workload.kinds.registry import kernel_kind
+from autotune.workload.known_kinds import kernel_kind
 from kernelgen.arithmetic.directions import DIRECTIONS
 from kernelgen.compile.compiler import compile_source
 from kernelgen.device import cuda_facts

@@ -14,7 +14,7 @@ from torch import Tensor
 from torch.autograd import functional, grad
 
 import autotune
-from autotune.modules.symmetric_contraction import TunedContraction
+from autotune.modules.rows import TunedContraction
 from kernelgen.arithmetic.contraction_couplings import polynomials
 from kernelgen.compat import o3
 from kernelgen.errors import UnsupportedError

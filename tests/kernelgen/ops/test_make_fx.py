@@ -11,8 +11,8 @@ from torch import Tensor
 from torch.fx.experimental.proxy_tensor import make_fx
 
 from autotune.modules.convolution import TensorProductConv
-from autotune.modules.harmonics import SphericalHarmonics, SphericalHarmonicsConv
 from autotune.modules.product import FullyConnectedTensorProduct
+from autotune.modules.rows import SphericalHarmonics, SphericalHarmonicsConv
 
 MODES = ("real", "fake", "symbolic")
 DEVICES = ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)]

@@ -18,7 +18,7 @@ from module_cases import normal, small_conv
 from reference import e3nn_module
 
 from autotune.modules.convolution import TensorProductConv
-from autotune.modules.harmonics import SphericalHarmonics, SphericalHarmonicsConv
+from autotune.modules.rows import SphericalHarmonics, SphericalHarmonicsConv
 from kernelgen.kernels.product.schedule import CudaSchedule, HostSchedule
 from kernelgen.runtime import known_graphs
 from kernelgen.runtime.graph import edge_order

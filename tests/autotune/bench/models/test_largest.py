@@ -10,9 +10,11 @@ import pytest
 import torch
 from tiny_model import MOST_EDGES
 
-from autotune.bench import largest
+from autotune.bench import whole_models
 from autotune.bench.contenders import build, contenders_of
-from autotune.bench.largest import (
+from autotune.bench.model_rows import rows_path, stored_rows
+from autotune.bench.session import ModelSession, ModelSetting
+from autotune.bench.whole_models import (
     LargestRequest,
     contenders_for,
     crystal,
@@ -23,8 +25,6 @@ from autotune.bench.largest import (
     table_lines,
     why_ended,
 )
-from autotune.bench.model_rows import rows_path, stored_rows
-from autotune.bench.session import ModelSession, ModelSetting
 from autotune.errors import ConfigError, PeerError
 from autotune.measure.worker import WorkerLost
 from autotune.models.whole_model import open_model, package_named
@@ -60,7 +60,7 @@ class Here:
 def here(monkeypatch: pytest.MonkeyPatch) -> type[Here]:
     for name in ("EQUITUNE_MISSES", "EQUITUNE_UNTUNED"):  # a contender's process sets them
         monkeypatch.setenv(name, "0" if name == "EQUITUNE_MISSES" else "")
-    monkeypatch.setattr(largest, "Worker", Here)
+    monkeypatch.setattr(whole_models, "Worker", Here)
     monkeypatch.setattr(Here, "started", [])
     return Here
 
@@ -204,7 +204,7 @@ def test_forces_of_a_crystal_are_alike_and_not_zero() -> None:
     assert float(copies.abs().max()) > 0.01 and torch.allclose(copies, copies[:1].expand_as(copies), atol=1e-12)
     for wrong in (torch.zeros(16, 3), torch.full((16, 3), torch.nan)):
         with pytest.raises(PeerError, match="wrong values"):
-            largest._require_alike(wrong)
+            whole_models._require_alike(wrong)
 
 
 def test_a_host_without_memory_is_not_the_devices_fault(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -225,7 +225,7 @@ def test_a_host_without_memory_is_not_the_devices_fault(monkeypatch: pytest.Monk
     ):
         monkeypatch.setattr("autotune.models.whole_model.WholeModel.inputs", failing(error))
         with pytest.raises(expected) as raised:
-            largest._inputs(session, crystal((2, 2, 2)))
+            whole_models._inputs(session, crystal((2, 2, 2)))
         assert ("the host has no memory" in str(raised.value)) is (expected is PeerError)
 
 

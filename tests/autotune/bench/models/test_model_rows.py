@@ -226,7 +226,7 @@ def test_equitune_joins_another_librarys_model(structure: str, tmp_path: Path, m
     job = (structure, "training", exact, QUICK)
     alone = ModelSetting(TINY, "equitune+same", "cpu", "float32").open().measure(*job)
     assert "nothing of the model was replaced" in alone["error"]
-    monkeypatch.setattr(exchange, "of_packages", lambda name: (EXCHANGE,) if name == "EXCHANGES" else ())
+    monkeypatch.setattr(exchange, "of_packages", lambda name: (EXCHANGE,) if name == "exchanges" else ())
     session = ModelSetting(TINY, "equitune+same", "cpu", "float32").open()
     cell = session.measure(*job)
     assert cell["note"].startswith("1 of 1 convolutions") and cell["wall_ms"] > 0

@@ -9,7 +9,7 @@ from typing import Any
 from kernelgen.kernels.doubling import DoublingSchedule, DoublingSpec
 from kernelgen.problem.doubling import Doubling
 
-from autotune.workload.kinds.base import FindSchedule, KernelKind, Problem
+from autotune.workload.kind import FindSchedule, KernelKind, Problem
 from autotune.workload.toml_tables import check_table
 from kernelgen.arithmetic.directions import DIRECTIONS
 from kernelgen.device import DeviceFacts
