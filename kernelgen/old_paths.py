@@ -35,9 +35,6 @@ MOVED: dict[str, str] = {
     "kernels.contraction.plan": "plan.symmetric_contraction",
     "kernels.contraction.schedule": "schedule.symmetric_contraction",
     "kernels.dispatch": "emit.hip emit.kernel_source emit.radial_convolution emit.tensor_product plan.planner",
-    "kernels.harmonics.emit": "emit.harmonics emit.harmonics_function",
-    "kernels.harmonics.plan": "plan.spherical_harmonics",
-    "kernels.harmonics.schedule": "schedule.edge_vectors schedule.spherical_harmonics",
     "kernels.knobs": "schedule.knobs",
     "kernels.pairs.emit": "emit.pairs.kernel emit.pairs.path_steps emit.pairs.weights",
     "kernels.pairs.plan": "plan.pairs",
@@ -60,6 +57,10 @@ MOVED: dict[str, str] = {
     "kernels.radial.warpgroup": "emit.radial.warpgroup emit.radial.warpgroup_calls emit.radial.warpgroup_values",
     "kernels.source": "emit.launch emit.source",
     "kernels.spec": "emit.signature schedule.kernel_spec",
+    "kernels.spherical_harmonics": (
+        "emit.harmonics emit.harmonics_function kernels.harmonics.emit kernels.harmonics.plan "
+        "kernels.harmonics.schedule plan.spherical_harmonics schedule.edge_vectors schedule.spherical_harmonics"
+    ),
     "ops.base": "harmonics_library library ops.family ops.registry",
     "ops.edge_networks": "ops.edges.networks ops.edges.products ops.edges.silu ops.edges.tall_matrices",
     "ops.gates": "ops.nodes.gates",

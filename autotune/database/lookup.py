@@ -55,10 +55,10 @@ from autotune.workload.workload import GraphClass
 from kernelgen.arithmetic.directions import DIRECTIONS, HARMONICS_DIRECTIONS, Direction
 from kernelgen.device import DeviceFacts, cuda_facts
 from kernelgen.errors import ProblemError, UnsupportedError
-from kernelgen.kernels.harmonics.schedule import VectorSchedule
 from kernelgen.kernels.knobs import Knobs
 from kernelgen.kernels.product.defaults import small_graph_edges
 from kernelgen.kernels.product.schedule import CudaSchedule
+from kernelgen.kernels.spherical_harmonics import VectorSchedule
 from kernelgen.ops.harmonics import build_harmonics
 from kernelgen.ops.product import build
 from kernelgen.ops.vectors import HarmonicProduct

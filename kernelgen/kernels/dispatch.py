@@ -14,8 +14,6 @@ from kernelgen.device import DeviceFacts
 from kernelgen.kernels.contraction.emit import contraction_launch, emit_contraction
 from kernelgen.kernels.contraction.plan import ContractionPlan, contraction_plan
 from kernelgen.kernels.contraction.schedule import ContractionSpec
-from kernelgen.kernels.harmonics.emit import emit_harmonics, harmonics_launch
-from kernelgen.kernels.harmonics.plan import HarmonicsPlan, harmonics_plan
 from kernelgen.kernels.pairs.emit import emit_pairs, pair_launch
 from kernelgen.kernels.pairs.plan import PairPlan
 from kernelgen.kernels.product.channelwise import Plan
@@ -26,7 +24,14 @@ from kernelgen.kernels.radial.emit import emit_radial, radial_launch
 from kernelgen.kernels.radial.plan import RadialPlan, radial_plan
 from kernelgen.kernels.radial.schedule import RadialSpec
 from kernelgen.kernels.source import Emitter, LaunchRule, Source, included
-from kernelgen.kernels.spec import AnySpec, HarmonicsSpec, Spec
+from kernelgen.kernels.spec import AnySpec, Spec
+from kernelgen.kernels.spherical_harmonics import (
+    HarmonicsPlan,
+    HarmonicsSpec,
+    emit_harmonics,
+    harmonics_launch,
+    harmonics_plan,
+)
 
 
 class AnyPlan(Protocol):

@@ -4,12 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Any, ClassVar, Protocol
+from typing import Any, Protocol
 
-from kernelgen.arithmetic.directions import OPERANDS, Direction, HarmonicsDirection
+from kernelgen.arithmetic.directions import OPERANDS, Direction
 from kernelgen.device import DeviceFacts
 from kernelgen.errors import ScheduleError, UnsupportedError
-from kernelgen.kernels.harmonics.schedule import HarmonicsSchedule
 from kernelgen.kernels.knobs import Knobs
 from kernelgen.kernels.product.schedule import CudaSchedule, Schedule
 from kernelgen.kernels.source import ENTRY
@@ -120,32 +119,6 @@ class Spec:
         direct = self.direction.operands
         vectors = self.harmonics is not None and "y" in self.direction.live_outputs and "y" not in direct
         return (*direct, "y") if vectors else direct
-
-
-@dataclass(frozen=True)
-class HarmonicsSpec:
-    """Everything that determines one kernel's source. dtype: ``float32`` or ``float64``. facts: the target device."""
-
-    problem: HarmonicsProblem
-    direction: HarmonicsDirection
-    schedule: HarmonicsSchedule
-    dtype: str
-    facts: DeviceFacts
-    # What other kernels are stored and looked up by too.
-    operation: ClassVar[str] = "harmonics"
-    layout: ClassVar[str] = "mul_ir"
-    deterministic: ClassVar[bool] = False
-
-    def __post_init__(self) -> None:
-        if self.dtype not in BYTES:
-            raise ScheduleError(f"dtype is {self.dtype!r}; expected one of {tuple(BYTES)}")
-        if self.schedule.backend != self.facts.backend:
-            raise ScheduleError(f"a {self.schedule.backend or 'plain'} schedule cannot run on {self.facts.name}")
-
-    @property
-    def row_work(self) -> int:
-        """The work of a vector, measured in elements."""
-        return self.problem.dim_out
 
 
 # The signature that all kernels share, as C++ text: pointers (``BUFFERS`` of the spec), then sizes.

@@ -15,9 +15,13 @@ from torch import Tensor
 from kernelgen.arithmetic.directions import BACKWARD, DOUBLE_BACKWARD, FORWARD, HARMONICS_DIRECTIONS, HarmonicsDirection
 from kernelgen.device import device_facts
 from kernelgen.errors import ProblemError
-from kernelgen.kernels.harmonics.schedule import HarmonicsSchedule, harmonics_schedule_from_dict
-from kernelgen.kernels.product.defaults import default_harmonics_schedule
-from kernelgen.kernels.spec import BUFFERS, HarmonicsSpec
+from kernelgen.kernels.spec import BUFFERS
+from kernelgen.kernels.spherical_harmonics import (
+    HarmonicsSchedule,
+    HarmonicsSpec,
+    default_harmonics_schedule,
+    harmonics_schedule_from_dict,
+)
 from kernelgen.ops.base import DTYPES, PLACE, rebuilds, register
 from kernelgen.ops.library import DifferentiableOperator, Signature, define, differentiable
 from kernelgen.problem.harmonics import HarmonicsProblem

@@ -76,7 +76,7 @@ ON_REQUEST: dict[str, tuple[str, ...]] = {
 }
 # Files whose strings are C text.
 C_TEXT = (
-    *("kernelgen/arithmetic", "kernelgen/kernels/source", "kernelgen/kernels/harmonics/emit"),
+    *("kernelgen/arithmetic", "kernelgen/kernels/source", "kernelgen/kernels/spherical_harmonics"),
     *("kernelgen/kernels/contraction/emit", "kernelgen/kernels/pairs/emit"),
     *(f"kernelgen/kernels/product/{name}" for name in ("cuda", "group", "memory", "host")),
     *(f"kernelgen/kernels/radial/{name}" for name in ("emit", "group", "coupled", "warpgroup")),
@@ -188,8 +188,7 @@ TESTS: dict[str, tuple[str, ...]] = {
     "kernelgen/kernels/product/channelwise.py": (_EMIT + "test_ahead.py", *_CUDA),
     "kernelgen/kernels/pairs": _PAIRS,
     "kernelgen/kernels/pairs/plan.py": (*_PAIRS, *_SPACE),
-    "kernelgen/kernels/harmonics": _HARMONICS,
-    "kernelgen/kernels/harmonics/emit.py": (
+    "kernelgen/kernels/spherical_harmonics.py": (
         _EMIT + "test_cut_rows.py::test_harmonics_inside",
         _RUNTIME + "test_zeros.py::test_harmonics_formed_inside",
         *_HARMONICS,

@@ -21,17 +21,19 @@ from autotune.workload.toml_tables import check_table
 from kernelgen.arithmetic.directions import DIRECTIONS, HARMONICS_DIRECTIONS, Direction
 from kernelgen.device import DeviceFacts
 from kernelgen.kernels.dispatch import make_plan
-from kernelgen.kernels.harmonics.plan import HarmonicsPlan, harmonics_plan
-from kernelgen.kernels.harmonics.schedule import (
+from kernelgen.kernels.knobs import read_schedule
+from kernelgen.kernels.spec import BYTES, Spec
+from kernelgen.kernels.spherical_harmonics import (
     HARMONICS_SCHEDULES,
     VECTOR_SCHEDULES,
+    HarmonicsPlan,
     HarmonicsSchedule,
+    HarmonicsSpec,
     VectorSchedule,
+    default_harmonics_schedule,
+    harmonics_plan,
     harmonics_schedule_from_dict,
 )
-from kernelgen.kernels.knobs import read_schedule
-from kernelgen.kernels.product.defaults import default_harmonics_schedule
-from kernelgen.kernels.spec import BYTES, HarmonicsSpec, Spec
 from kernelgen.ops.vectors import FUSED
 from kernelgen.problem.harmonics import SEPARATOR, HarmonicsProblem, VectorProblem
 from kernelgen.problem.product import TensorProductProblem

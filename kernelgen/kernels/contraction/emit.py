@@ -15,7 +15,7 @@ from kernelgen.kernels.contraction.plan import ContractionPlan
 from kernelgen.kernels.contraction.schedule import ContractionCudaSchedule, ContractionHostSchedule
 from kernelgen.kernels.product.cuda import HEADER, ZEROS, zero_blocks, zero_lines
 from kernelgen.kernels.source import LaunchRule, Share, Source, included
-from kernelgen.kernels.spec import BYTES, gpu_entry, host_entry
+from kernelgen.kernels.spec import BYTES, INDENT, gpu_entry, host_entry
 
 C_TYPES = {"float32": "float", "float64": "double"}
 INDICES = {"int32": "int", "int64": "long long"}
@@ -335,8 +335,6 @@ def _host_node(plan: ContractionPlan) -> Iterator[str]:
 
 
 # What the kernels of both backends have in common: the parts of the statements and the sums that these add to.
-
-INDENT = "    "
 
 
 def names(plan: ContractionPlan, stem: str) -> list[int]:

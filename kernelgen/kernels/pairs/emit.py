@@ -12,10 +12,9 @@ from collections.abc import Callable, Iterator
 from kernelgen.arithmetic.couplings import PathTerms, path_terms
 from kernelgen.kernels.pairs.plan import WARP, PairPath, PairPlan
 from kernelgen.kernels.source import LaunchRule, Share, Source, included
-from kernelgen.kernels.spec import BUFFERS, buffers_line, buffers_struct, element, gpu_entry, host_entry
+from kernelgen.kernels.spec import BUFFERS, INDENT, buffers_line, buffers_struct, element, gpu_entry, host_entry
 from kernelgen.problem.irreps import Block
 
-INDENT = "    "
 SIDES = {"x": "in1", "g": "out"}
 
 

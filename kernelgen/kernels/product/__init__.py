@@ -3,5 +3,5 @@
 In: a spec. Out: a plan, and the text of its kernel. Read ``schedule`` (the knobs), ``plan`` (which are legal),
 ``channelwise`` (how the work is divided), ``cuda`` (the frame of a GPU's kernel), ``group`` (the function of a group of
 paths), ``memory`` (loads and stores); ``host`` is the kernel of a CPU. ``defaults`` chooses schedules of untuned
-products and harmonics.
+products.
 """

@@ -10,7 +10,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
-from kernelgen.kernels.harmonics.emit import inside
 from kernelgen.kernels.product.channelwise import Plan, exchange_elements, joint_elements, stage_elements, sums_elements
 from kernelgen.kernels.product.group import GroupEmitter
 from kernelgen.kernels.product.memory import Facts
@@ -18,6 +17,7 @@ from kernelgen.kernels.product.plan import OwnersPlan
 from kernelgen.kernels.product.schedule import CudaSchedule
 from kernelgen.kernels.source import LaunchRule, Share, Source, included
 from kernelgen.kernels.spec import BYTES, Spec, buffers_line, buffers_struct, gpu_entry
+from kernelgen.kernels.spherical_harmonics import inside
 
 SHARED = (
     "    extern __shared__ __align__(16) unsigned char shared_bytes[];",

@@ -1,6 +1,6 @@
-"""Chooses legal schedules for untuned products and harmonics, by simple rules.
+"""Chooses legal schedules for untuned products, by simple rules.
 
-Those of radial convolutions are in ``kernels.radial.plan``, of other kinds in their planners.
+Those of other kinds are beside their planners.
 
 A better default does not need a new generator version: what a kernel computes does not depend on this module.
 """
@@ -11,18 +11,14 @@ import dataclasses
 import itertools
 import math
 
-from kernelgen.arithmetic.directions import HarmonicsDirection
 from kernelgen.device import DeviceFacts
 from kernelgen.errors import ScheduleError, UnsupportedError
-from kernelgen.kernels.harmonics.plan import harmonics_plan
-from kernelgen.kernels.harmonics.schedule import HarmonicsCudaSchedule, HarmonicsHostSchedule, HarmonicsSchedule
 from kernelgen.kernels.knobs import power_of_two_at_most
 from kernelgen.kernels.pairs.plan import pair_paths
 from kernelgen.kernels.product.channelwise import block_of_an_edge, group_paths
 from kernelgen.kernels.product.plan import estimate_registers, product_plan
 from kernelgen.kernels.product.schedule import CudaSchedule, HostSchedule, Schedule
-from kernelgen.kernels.spec import BYTES, HarmonicsSpec, Spec
-from kernelgen.problem.harmonics import HarmonicsProblem
+from kernelgen.kernels.spec import BYTES, Spec
 
 # The limit of ``small_graph_edges`` on an H200, where it was found, and on a host.
 SMALL_GRAPH_EDGES = 4096
@@ -141,23 +137,3 @@ def _default_host(spec: Spec) -> HostSchedule:
     widest = max((path.mul for path in spec.problem.paths), default=1)
     block = max(4, min(64, lanes, power_of_two_at_most(widest)))
     return HostSchedule(order=_default_order(spec), path_groups=max(1, len(spec.problem.paths)), channel_block=block)
-
-
-def default_harmonics_schedule(
-    problem: HarmonicsProblem, direction: HarmonicsDirection, dtype: str, facts: DeviceFacts
-) -> HarmonicsSchedule:
-    """A legal schedule by simple rules, without a search.
-
-    CUDA: staged rows, with blocks small enough for two on a multiprocessor if possible.
-    """
-    if facts.backend == "cpu":
-        return HarmonicsHostSchedule()
-    for block_size in (128, 64, 32):
-        schedule = HarmonicsCudaSchedule(block_size=block_size)
-        spec = HarmonicsSpec(problem, direction, schedule, dtype, facts)
-        try:
-            if 2 * harmonics_plan(spec).shared_bytes <= facts.shared_per_unit:
-                return schedule
-        except ScheduleError:
-            continue
-    return HarmonicsCudaSchedule(staging="none")

@@ -16,18 +16,17 @@ from collections.abc import Iterable, Iterator
 from kernelgen.arithmetic.couplings import PathTerms, path_terms
 from kernelgen.arithmetic.directions import OPERANDS
 from kernelgen.arithmetic.product import PathBody, path_body
-from kernelgen.kernels.harmonics.emit import inside
 from kernelgen.kernels.product.channelwise import Group, Plan
 from kernelgen.kernels.product.schedule import HostSchedule
 from kernelgen.kernels.source import Source, included
-from kernelgen.kernels.spec import BUFFERS, host_entry
+from kernelgen.kernels.spec import BUFFERS, INDENT, host_entry
+from kernelgen.kernels.spherical_harmonics import inside
 from kernelgen.problem.irreps import Block
 
 HEADERS = ("host_vectors.hpp", "host.hpp")
 C_TYPES = {"float32": "float", "float64": "double", "int32": "std::int32_t", "int64": "std::int64_t"}
 # Fewer remaining channels than this are computed one by one: narrower vectors only add code.
 LEAST_VECTOR = 4
-INDENT = "    "
 
 
 def emit_host(plan: Plan) -> Source:

@@ -21,8 +21,8 @@ from autotune.workload.workload import GraphClass
 from kernelgen.arithmetic.directions import DIRECTIONS, HARMONICS_DIRECTIONS
 from kernelgen.device import device_facts
 from kernelgen.errors import ProblemError
-from kernelgen.kernels.harmonics.schedule import HarmonicsHostSchedule, VectorHostSchedule
 from kernelgen.kernels.product.schedule import HostSchedule
+from kernelgen.kernels.spherical_harmonics import HarmonicsHostSchedule, VectorHostSchedule
 from kernelgen.ops.base import OPERATORS
 from kernelgen.problem.harmonics import HarmonicsProblem, VectorProblem
 from kernelgen.runtime.graph import edge_order

@@ -15,7 +15,7 @@ from harmonics_reference import vectors
 
 import kernelgen
 from kernelgen.errors import InputError, ProblemError, UnsupportedError
-from kernelgen.kernels.harmonics.schedule import HarmonicsHostSchedule
+from kernelgen.kernels.spherical_harmonics import HarmonicsHostSchedule
 from kernelgen.ops.harmonics import build_harmonics, rebuild_harmonics
 from kernelgen.problem.harmonics import HarmonicsProblem
 

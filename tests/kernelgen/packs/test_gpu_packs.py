@@ -19,10 +19,10 @@ from kernelgen.compile.pack_file import PackFile, find_in_packs, load_pack, sour
 from kernelgen.device import assumed, cuda_facts
 from kernelgen.errors import InputError, ToolMissingError
 from kernelgen.kernels.dispatch import AnyPlan, emit, geometry
-from kernelgen.kernels.harmonics.schedule import HarmonicsCudaSchedule
 from kernelgen.kernels.product.schedule import CudaSchedule
 from kernelgen.kernels.radial.schedule import RadialSchedule
 from kernelgen.kernels.source import Source
+from kernelgen.kernels.spherical_harmonics import HarmonicsCudaSchedule
 from kernelgen.ops import edge_networks as tall_matrices
 from kernelgen.ops import gates
 from kernelgen.ops import node_matrices as matrices

@@ -1,23 +1,273 @@
-"""A kernel of spherical harmonics as C++ text, for GPU and host.
+"""Kernels of spherical harmonics, by themselves and inside products: schedules and spec, plan, and C++ text.
 
-Both use the same function ``one_vector``, made of the statements of ``kernelgen.arithmetic.harmonics``. A GPU's
-thread has one vector, and rows of harmonics may pass through shared memory. A host thread transposes blocks of vectors
-to columns, one a component, so that the compiler vectorises over vectors. ``include/harmonics.hpp`` move the rows.
+In: a spec. Out: a plan, or a ScheduleError with the broken limit; and the plan's source. There is a form for a GPU and
+one for the host.
 """
 
 from __future__ import annotations
 
+import dataclasses
 import functools
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any, ClassVar
 
+from kernelgen.arithmetic.directions import BACKWARD, FORWARD, HarmonicsDirection
 from kernelgen.arithmetic.harmonics import Body, harmonics_body
-from kernelgen.kernels.harmonics.plan import ROWS, HarmonicsPlan
-from kernelgen.kernels.harmonics.schedule import HarmonicsCudaSchedule
+from kernelgen.device import DeviceFacts
+from kernelgen.errors import ScheduleError
+from kernelgen.kernels.knobs import Knobs, read_schedule
 from kernelgen.kernels.source import LaunchRule, Share, Source, included
-from kernelgen.kernels.spec import BYTES, Spec, gpu_entry, host_entry
+from kernelgen.kernels.spec import BYTES, INDENT, Spec, gpu_entry, host_entry
 from kernelgen.problem.harmonics import HarmonicsProblem
 
-INDENT = "    "
+
+@dataclass(frozen=True)
+class HarmonicsSchedule(Knobs):
+    """Base of the schedules of both backends."""
+
+
+@dataclass(frozen=True)
+class HarmonicsCudaSchedule(HarmonicsSchedule):
+    """Knobs of a CUDA kernel with one vector a thread.
+
+    block_size: threads, and so vectors, of a block. min_blocks: registers are limited so that this many blocks fit on a
+    multiprocessor (0: no limit).
+    staging: how rows of dim_out elements are read and written. ``none``: each thread accesses its own row, element by
+    element. ``vectors``: a block's rows, which are contiguous, pass through shared memory, padded to an odd number of
+    elements; neighbouring threads copy neighbouring 16 bytes. ``ahead``: the grid has only as many blocks as run at
+    once (``min_blocks`` a multiprocessor, or as many as shared memory and threads allow). Their warps loop over tiles
+    of 32 rows, read asynchronously and written together.
+    stages: tiles in flight a warp, with ``ahead``.
+    """
+
+    block_size: int = 128
+    staging: str = "vectors"
+    min_blocks: int = 0
+    stages: int = 1
+
+    backend: ClassVar[str] = "cuda"
+    choices: ClassVar[dict[str, tuple]] = {
+        "block_size": (32, 64, 128, 256, 512),
+        "staging": ("none", "vectors", "ahead"),
+        "min_blocks": (0, 1, 2, 3, 4, 6, 8, 12, 16),
+        "stages": (1, 2, 3, 4),
+    }
+
+    @property
+    def canonical(self) -> HarmonicsCudaSchedule:
+        return self if self.staging == "ahead" else dataclasses.replace(self, stages=HarmonicsCudaSchedule.stages)
+
+
+@dataclass(frozen=True)
+class HarmonicsHostSchedule(HarmonicsSchedule):
+    """Knobs of a host C++ kernel.
+
+    block_size: vectors computed together, component by component, with SIMD instructions.
+    threads: most OpenMP threads, never more than torch's number; 0: by the amount of work, at most torch's number.
+    """
+
+    block_size: int = 32
+    threads: int = 0
+
+    backend: ClassVar[str] = "cpu"
+    choices: ClassVar[dict[str, tuple]] = {
+        "block_size": (16, 32, 64, 128, 256),
+        "threads": tuple(range(0, 257)),
+    }
+
+
+HARMONICS_SCHEDULES: dict[str, type[HarmonicsSchedule]] = {"cuda": HarmonicsCudaSchedule, "cpu": HarmonicsHostSchedule}
+
+
+def harmonics_schedule_from_dict(data: Mapping[str, Any]) -> HarmonicsSchedule:
+    """The schedule written by ``to_dict``; ScheduleError for an unknown backend, knob or value."""
+    return read_schedule(data, HARMONICS_SCHEDULES)
+
+
+@dataclass(frozen=True)
+class HarmonicsSpec:
+    """Everything that determines one kernel's source. dtype: ``float32`` or ``float64``. facts: the target device."""
+
+    problem: HarmonicsProblem
+    direction: HarmonicsDirection
+    schedule: HarmonicsSchedule
+    dtype: str
+    facts: DeviceFacts
+    # What other kernels are stored and looked up by too.
+    operation: ClassVar[str] = "harmonics"
+    layout: ClassVar[str] = "mul_ir"
+    deterministic: ClassVar[bool] = False
+
+    def __post_init__(self) -> None:
+        if self.dtype not in BYTES:
+            raise ScheduleError(f"dtype is {self.dtype!r}; expected one of {tuple(BYTES)}")
+        if self.schedule.backend != self.facts.backend:
+            raise ScheduleError(f"a {self.schedule.backend or 'plain'} schedule cannot run on {self.facts.name}")
+
+    @property
+    def row_work(self) -> int:
+        """The work of a vector, measured in elements."""
+        return self.problem.dim_out
+
+
+# The schedule of a product with harmonics of edge vectors: where the harmonics are computed.
+
+
+@dataclass(frozen=True)
+class VectorSchedule(Knobs):
+    """harmonics: computed ``inside`` the product's kernel, or ``apart``, by separate kernels before and after it.
+
+    ``unfused``: apart, and also gather, product and sum at nodes are separate steps.
+    """
+
+    harmonics: str = "inside"
+
+    choices: ClassVar[dict[str, tuple]] = {"harmonics": ("inside", "apart", "unfused")}
+
+
+@dataclass(frozen=True)
+class VectorCudaSchedule(VectorSchedule):
+    backend: ClassVar[str] = "cuda"
+
+
+@dataclass(frozen=True)
+class VectorHostSchedule(VectorSchedule):
+    backend: ClassVar[str] = "cpu"
+
+
+VECTOR_SCHEDULES: dict[str, type[VectorSchedule]] = {"cuda": VectorCudaSchedule, "cpu": VectorHostSchedule}
+
+
+# The plan of a kernel of spherical harmonics.
+#
+# The kernel takes the arguments of all kernels (``kernelgen.kernels.spec.BUFFERS``): vectors are ``x``, their
+# tangents ``tx``, their gradients ``out_x``; harmonics, and gradients of cotangents, are ``out_g``. Every element of an
+# output is written.
+
+
+@dataclass(frozen=True)
+class HarmonicsPlan:
+    """The statements for one vector (``body``), the ROWS they use (``live``), and where its long rows are.
+
+    stride: elements from one row of dim_out to the next where the statements access them. staged: those of ``g`` (read)
+    and ``out_g`` (written) that lie in shared memory, ``shared_bytes`` for a block. resident: blocks of a
+    multiprocessor if a block loops over tiles; 0 if every row has its own thread.
+    """
+
+    spec: HarmonicsSpec
+    body: Body
+    live: tuple[str, ...]
+    stride: int
+    staged: tuple[str, ...] = ()
+    shared_bytes: int = 0
+    resident: int = 0
+    # Fields of a product's plan: nothing is summed over edges, and every output is written.
+    zeroed: frozenset[str] = frozenset()
+    owner: str = ""
+    partial_y: int = 0
+
+    @property
+    def on_gpu(self) -> bool:
+        return self.spec.facts.backend == "cuda"
+
+    @property
+    def staging(self) -> str:
+        """The CUDA schedule's ``staging``; ``none`` on the host."""
+        return getattr(self.spec.schedule, "staging", "none")
+
+    @property
+    def block_size(self) -> int:
+        schedule = self.spec.schedule
+        assert isinstance(schedule, HarmonicsCudaSchedule | HarmonicsHostSchedule)
+        return schedule.block_size
+
+
+@dataclass(frozen=True)
+class Row:
+    """A row of one vector: its buffer among the kernel's arguments, and its elements (0: dim_out)."""
+
+    buffer: str
+    elements: int = 0
+
+
+# By their names in the statements.
+ROWS = {"v": Row("x", 3), "t": Row("tx", 3), "g": Row("g"), "out_v": Row("out_x", 3), "out_g": Row("out_g")}
+# Bytes of shared memory that the system reserves for every block.
+SHARED_OF_A_BLOCK = 1024
+
+
+@functools.lru_cache(maxsize=1024)
+def _body(problem: HarmonicsProblem, direction: HarmonicsDirection) -> Body:
+    return harmonics_body(problem, direction.name, direction.outputs)
+
+
+def live_rows(direction: HarmonicsDirection, body: Body) -> tuple[str, ...]:
+    """The ROWS that a kernel reads or writes."""
+    stems = {name.rstrip("0123456789") for name in body.reads}
+    reads = [row for stem, row in (("vx", "v"), ("tx", "t"), ("g_", "g")) if stem in stems]
+    return (*reads, *(row for slot, row in (("x", "out_v"), ("g", "out_g")) if slot in direction.outputs))
+
+
+def harmonics_plan(spec: HarmonicsSpec) -> HarmonicsPlan:
+    """The plan of a spec; ScheduleError with the broken limit."""
+    body, dim, schedule, facts = _body(spec.problem, spec.direction), spec.problem.dim_out, spec.schedule, spec.facts
+    if isinstance(schedule, HarmonicsHostSchedule):
+        facts.check_cores(schedule.threads)
+        return HarmonicsPlan(spec, body, live_rows(spec.direction, body), schedule.block_size)
+    assert isinstance(schedule, HarmonicsCudaSchedule)
+    facts.check_threads(schedule.block_size, schedule.min_blocks)
+    live, resident = live_rows(spec.direction, body), 0
+    wide = tuple(row for row in live if not ROWS[row].elements)
+    if schedule.staging == "none":
+        return HarmonicsPlan(spec, body, live, dim)
+    if schedule.staging == "ahead":
+        # A row of an even number of 16-byte pieces is padded by one piece.
+        width = 16 // BYTES[spec.dtype]
+        stride = dim + width if dim % (2 * width) == 0 else dim
+        copies = {row: 1 if row.startswith("out") else schedule.stages for row in live}
+        each = sum(count * (ROWS[row].elements or stride) for row, count in copies.items())
+    else:
+        stride = dim | 1
+        each = len(wide) * stride
+    shared = schedule.block_size * each * BYTES[spec.dtype]
+    if shared > facts.shared_per_block:
+        raise ScheduleError(
+            f"block_size={schedule.block_size} with staging={schedule.staging!r} needs {shared} bytes of shared "
+            f"memory; there are {facts.shared_per_block}: take smaller blocks or staging='none'"
+        )
+    if schedule.staging == "ahead":
+        fit = facts.max_threads_per_unit // schedule.block_size
+        resident = schedule.min_blocks or min(fit, facts.shared_per_unit // (shared + SHARED_OF_A_BLOCK))
+    return HarmonicsPlan(spec, body, live, stride, wide, shared, resident)
+
+
+def default_harmonics_schedule(
+    problem: HarmonicsProblem, direction: HarmonicsDirection, dtype: str, facts: DeviceFacts
+) -> HarmonicsSchedule:
+    """A legal schedule by simple rules, without a search.
+
+    CUDA: staged rows, with blocks small enough for two on a multiprocessor if possible.
+    """
+    if facts.backend == "cpu":
+        return HarmonicsHostSchedule()
+    for block_size in (128, 64, 32):
+        schedule = HarmonicsCudaSchedule(block_size=block_size)
+        spec = HarmonicsSpec(problem, direction, schedule, dtype, facts)
+        try:
+            if 2 * harmonics_plan(spec).shared_bytes <= facts.shared_per_unit:
+                return schedule
+        except ScheduleError:
+            continue
+    return HarmonicsCudaSchedule(staging="none")
+
+
+# The kernel's C++ text, for GPU and host.
+#
+# Both use the same function ``one_vector``, made of the statements of ``kernelgen.arithmetic.harmonics``. A GPU's
+# thread has one vector, and rows of harmonics may pass through shared memory. A host thread transposes blocks of
+# vectors to columns, one a component, so that the compiler vectorises over vectors. ``include/harmonics.hpp`` moves the
+# rows.
 
 
 def emit_harmonics(plan: HarmonicsPlan) -> Source:
@@ -204,13 +454,8 @@ def inside(spec: Spec) -> str:
     """Functions for a product with harmonics: ``harmonics(v, out_g)``; for dF/dy also ``along_v(v, g, out_v)``."""
     if spec.harmonics is None:
         return ""
-    functions = [vector_function("harmonics", _body(spec.harmonics, "forward"), False, ("v", "out_g"))]
+    functions = [vector_function("harmonics", _body(spec.harmonics, FORWARD), False, ("v", "out_g"))]
     if "y" in spec.direction.live_outputs:
-        gradient = _body(spec.harmonics, "backward")
+        gradient = _body(spec.harmonics, BACKWARD)
         functions.append(vector_function("along_v", gradient, True, ("v", "g", "out_v")))
     return "\n".join(line for function in functions for line in function)
-
-
-@functools.lru_cache(maxsize=64)
-def _body(problem: HarmonicsProblem, direction: str) -> Body:
-    return harmonics_body(problem, direction)
