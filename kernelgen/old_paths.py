@@ -29,11 +29,6 @@ MOVED: dict[str, str] = {
     "compile.job": "compile.elf compile.leftovers",
     "compile.pack_file": "compile.pack_index compile.shipped",
     "files": "json_data",
-    "kernels.contraction.emit": (
-        "emit.contraction.gpu emit.contraction.host emit.contraction.parts emit.symmetric_contraction"
-    ),
-    "kernels.contraction.plan": "plan.symmetric_contraction",
-    "kernels.contraction.schedule": "schedule.symmetric_contraction",
     "kernels.dispatch": "emit.hip emit.kernel_source emit.radial_convolution emit.tensor_product plan.planner",
     "kernels.knobs": "schedule.knobs",
     "kernels.pairs.emit": "emit.pairs.kernel emit.pairs.path_steps emit.pairs.weights",
@@ -60,6 +55,11 @@ MOVED: dict[str, str] = {
     "kernels.spherical_harmonics": (
         "emit.harmonics emit.harmonics_function kernels.harmonics.emit kernels.harmonics.plan "
         "kernels.harmonics.schedule plan.spherical_harmonics schedule.edge_vectors schedule.spherical_harmonics"
+    ),
+    "kernels.symmetric_contraction": (
+        "emit.contraction.gpu emit.contraction.host emit.contraction.parts emit.symmetric_contraction "
+        "kernels.contraction.emit kernels.contraction.plan kernels.contraction.schedule plan.symmetric_contraction "
+        "schedule.symmetric_contraction"
     ),
     "ops.base": "harmonics_library library ops.family ops.registry",
     "ops.edge_networks": "ops.edges.networks ops.edges.products ops.edges.silu ops.edges.tall_matrices",

@@ -11,9 +11,6 @@ from collections.abc import Callable
 from typing import Any, Protocol
 
 from kernelgen.device import DeviceFacts
-from kernelgen.kernels.contraction.emit import contraction_launch, emit_contraction
-from kernelgen.kernels.contraction.plan import ContractionPlan, contraction_plan
-from kernelgen.kernels.contraction.schedule import ContractionSpec
 from kernelgen.kernels.pairs.emit import emit_pairs, pair_launch
 from kernelgen.kernels.pairs.plan import PairPlan
 from kernelgen.kernels.product.channelwise import Plan
@@ -31,6 +28,13 @@ from kernelgen.kernels.spherical_harmonics import (
     emit_harmonics,
     harmonics_launch,
     harmonics_plan,
+)
+from kernelgen.kernels.symmetric_contraction import (
+    ContractionPlan,
+    ContractionSpec,
+    contraction_launch,
+    contraction_plan,
+    emit_contraction,
 )
 
 

@@ -26,16 +26,17 @@ from kernelgen.arithmetic.contraction import (
 from kernelgen.arithmetic.contraction_couplings import polynomials
 from kernelgen.device import device_facts
 from kernelgen.errors import InputError
-from kernelgen.kernels.contraction.emit import C_TYPES
-from kernelgen.kernels.contraction.plan import default_contraction_schedule, task_nodes
-from kernelgen.kernels.contraction.schedule import (
+from kernelgen.kernels.source import Source, included
+from kernelgen.kernels.spec import BUFFERS
+from kernelgen.kernels.symmetric_contraction import (
+    C_TYPES,
     ContractionSchedule,
     ContractionSpec,
     contraction_schedule_from_dict,
+    default_contraction_schedule,
     in_fixed_order,
+    task_nodes,
 )
-from kernelgen.kernels.source import Source, included
-from kernelgen.kernels.spec import BUFFERS
 from kernelgen.ops.base import DTYPES, INDEX_DTYPES, PLACE, rebuilds, register
 from kernelgen.ops.library import DifferentiableOperator, Maybe, Signature, define, differentiable
 from kernelgen.problem.contraction import ContractionProblem
@@ -96,7 +97,7 @@ def _naming(elements: Tensor, rows: int) -> Iterator[None]:
 def sums_by_element(rows: Tensor, spans: Tensor, of_task: int) -> Tensor:
     """Sums over the rows of each element [elements, columns], always in the same order.
 
-    rows: those of ``kernelgen.kernels.contraction.plan``, of tasks of ``of_task`` nodes. spans: of ``node_order``.
+    rows: those of ``kernelgen.kernels.symmetric_contraction``, of tasks of ``of_task`` nodes. spans: of ``node_order``.
     """
     count, width = spans.shape[0], rows.shape[1]
     if rows.is_cpu:

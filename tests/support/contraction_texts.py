@@ -14,7 +14,7 @@ from kernelgen.arithmetic.contraction import (
     contraction_double_backward,
 )
 from kernelgen.device import DeviceFacts
-from kernelgen.kernels.contraction.schedule import (
+from kernelgen.kernels.symmetric_contraction import (
     ContractionCudaSchedule,
     ContractionHostSchedule,
     ContractionSchedule,

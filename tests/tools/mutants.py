@@ -77,7 +77,7 @@ ON_REQUEST: dict[str, tuple[str, ...]] = {
 # Files whose strings are C text.
 C_TEXT = (
     *("kernelgen/arithmetic", "kernelgen/kernels/source", "kernelgen/kernels/spherical_harmonics"),
-    *("kernelgen/kernels/contraction/emit", "kernelgen/kernels/pairs/emit"),
+    *("kernelgen/kernels/symmetric_contraction", "kernelgen/kernels/pairs/emit"),
     *(f"kernelgen/kernels/product/{name}" for name in ("cuda", "group", "memory", "host")),
     *(f"kernelgen/kernels/radial/{name}" for name in ("emit", "group", "coupled", "warpgroup")),
 )
@@ -193,7 +193,7 @@ TESTS: dict[str, tuple[str, ...]] = {
         _RUNTIME + "test_zeros.py::test_harmonics_formed_inside",
         *_HARMONICS,
     ),
-    "kernelgen/kernels/contraction": _CONTRACTION,
+    "kernelgen/kernels/symmetric_contraction.py": _CONTRACTION,
     "kernelgen/kernels/radial": _RADIAL,
     "kernelgen/kernels/radial/plan.py": (*_RADIAL, *_WARPGROUPS, "tests/autotune/workload/test_radial_kind.py"),
     "kernelgen/kernels/radial/warpgroup": _WARPGROUPS,

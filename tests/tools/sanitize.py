@@ -30,12 +30,12 @@ from kernelgen.arithmetic.directions import DIRECTIONS, fixed_order_parts
 from kernelgen.compile.compiler import compile_source
 from kernelgen.device import DeviceFacts, device_facts
 from kernelgen.errors import ScheduleError, UnsupportedError
-from kernelgen.kernels.contraction.schedule import ContractionCudaSchedule, ContractionSpec
 from kernelgen.kernels.dispatch import emit, make_plan
 from kernelgen.kernels.product.defaults import default_schedule
 from kernelgen.kernels.product.schedule import CudaSchedule
 from kernelgen.kernels.spec import AnySpec, Spec
 from kernelgen.kernels.spherical_harmonics import HarmonicsCudaSchedule, HarmonicsSpec
+from kernelgen.kernels.symmetric_contraction import ContractionCudaSchedule, ContractionSpec
 from kernelgen.ops.symmetric_contraction import build_contraction
 from kernelgen.problem.contraction import ContractionProblem
 from kernelgen.problem.harmonics import HarmonicsProblem

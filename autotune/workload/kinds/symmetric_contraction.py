@@ -17,9 +17,15 @@ from autotune.workload.toml_tables import check_table
 from kernelgen.arithmetic.contraction import CONTRACTION_DIRECTIONS
 from kernelgen.arithmetic.contraction_couplings import polynomials
 from kernelgen.device import DeviceFacts
-from kernelgen.kernels.contraction.plan import ContractionPlan, contraction_plan, default_contraction_schedule
-from kernelgen.kernels.contraction.schedule import ContractionSchedule, ContractionSpec, contraction_schedule_from_dict
 from kernelgen.kernels.spec import BYTES
+from kernelgen.kernels.symmetric_contraction import (
+    ContractionPlan,
+    ContractionSchedule,
+    ContractionSpec,
+    contraction_plan,
+    contraction_schedule_from_dict,
+    default_contraction_schedule,
+)
 from kernelgen.problem.contraction import ContractionProblem
 
 OPERATION = ContractionSpec.operation

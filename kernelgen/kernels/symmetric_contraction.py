@@ -1,21 +1,286 @@
-"""A kernel of a symmetric contraction as C++ text, for GPU and host.
+"""Kernels of symmetric contractions: schedules and spec, plan, and C++ text.
 
-Both use the statements of ``kernelgen.arithmetic.contraction``. A thread of a GPU has one channel of a task's
-nodes; with ir_mul neighbouring threads access neighbouring elements. A host thread takes whole nodes, and vectors of
-channels; in mul_ir it changes the layout of these channels first.
+In: a spec. Out: a plan, or a ScheduleError with the broken limit; and the plan's source. There is a form for a GPU and
+one for the host.
 """
 
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any, ClassVar
 
-from kernelgen.arithmetic.contraction import Part
-from kernelgen.kernels.contraction.plan import ContractionPlan
-from kernelgen.kernels.contraction.schedule import ContractionCudaSchedule, ContractionHostSchedule
+from kernelgen.arithmetic.contraction import ContractionDirection, Part, contraction_parts
+from kernelgen.arithmetic.contraction_couplings import polynomials
+from kernelgen.device import DeviceFacts
+from kernelgen.errors import ScheduleError
+from kernelgen.kernels.knobs import Knobs, power_of_two_at_most, read_schedule
 from kernelgen.kernels.product.cuda import HEADER, ZEROS, zero_blocks, zero_lines
 from kernelgen.kernels.source import LaunchRule, Share, Source, included
-from kernelgen.kernels.spec import BYTES, INDENT, gpu_entry, host_entry
+from kernelgen.kernels.spec import BYTES, INDENT, ORDER_OF_BLOCKS, gpu_entry, host_entry
+from kernelgen.problem.contraction import ContractionProblem
+
+
+@dataclass(frozen=True)
+class ContractionSchedule(Knobs):
+    """Base of the schedules of both backends.
+
+    nodes_per_task: consecutive nodes that a worker takes, one after the other. Gradients of the weights are summed over
+    them. 0, on a GPU: as few as let all tasks run at the same time.
+    order: nodes as they are ``given``, or by ``element``, so that neighbours share weights. Rows of gradients of the
+    weights need the latter.
+    gradients: of the features and of all else by one walk over a part's values (``together``) or by two (``apart``).
+    """
+
+    nodes_per_task: int = 1
+    order: str = "given"
+    gradients: str = "together"
+
+
+@dataclass(frozen=True)
+class ContractionCudaSchedule(ContractionSchedule):
+    """Knobs of a CUDA kernel: a thread has one channel of a task's nodes.
+
+    block_size: threads of a block. min_blocks: registers are limited so that this many blocks fit on a multiprocessor
+    (0: no limit). pace: warps of a block run ``free``, or wait for each other after each of the ``parts`` of the
+    statements: these are thousands in a row, and so one fetch of instructions serves all warps. sums: where gradients
+    of the weights are summed over a task's nodes: in ``registers`` or in ``memory``. adds: how a task's sums reach the
+    gradient: by ``rows`` of their own, which are summed afterwards in a fixed order, or by ``atomic`` additions, which
+    take no memory and have no fixed order (with sums in memory after each node). zeros: what is added to is zeroed
+    ``apart``, by a launch before, or ``inside``, by the kernel's own first blocks.
+    """
+
+    block_size: int = 128
+    min_blocks: int = 0
+    pace: str = "free"
+    sums: str = "registers"
+    adds: str = "rows"
+    zeros: str = "apart"
+
+    backend: ClassVar[str] = "cuda"
+    choices: ClassVar[dict[str, tuple]] = {
+        "nodes_per_task": (0, 1, 2, 4, 8, 16, 32, 64),
+        "order": ("given", "element"),
+        "gradients": ("together", "apart"),
+        "block_size": (32, 64, 128, 256, 512),
+        "min_blocks": (0, 1, 2, 3, 4, 5, 6, 8, 12, 16),
+        "pace": ("free", "parts"),
+        "sums": ("registers", "memory"),
+        "adds": ("rows", "atomic"),
+        "zeros": ("apart", "inside"),
+    }
+    younger: ClassVar[tuple[str, ...]] = ("adds", "zeros")
+
+    @property
+    def canonical(self) -> ContractionCudaSchedule:
+        # A block of one warp waits for nothing.
+        return dataclasses.replace(self, pace="free") if self.block_size == 32 else self
+
+
+@dataclass(frozen=True)
+class ContractionHostSchedule(ContractionSchedule):
+    """Knobs of a host C++ kernel.
+
+    channel_block: channels computed together with SIMD instructions.
+    threads: most OpenMP threads, never more than torch's number; 0: by the amount of work, at most torch's number.
+    """
+
+    channel_block: int = 16
+    threads: int = 0
+
+    backend: ClassVar[str] = "cpu"
+    choices: ClassVar[dict[str, tuple]] = {
+        "nodes_per_task": (1, 2, 4, 8, 16, 32, 64),
+        "order": ("given", "element"),
+        "gradients": ("together", "apart"),
+        "channel_block": (1, 2, 4, 8, 16, 32, 64),
+        "threads": tuple(range(0, 257)),
+    }
+
+
+CONTRACTION_SCHEDULES: dict[str, type[ContractionSchedule]] = {
+    "cuda": ContractionCudaSchedule,
+    "cpu": ContractionHostSchedule,
+}
+LAYOUTS = ("mul_ir", "ir_mul")
+
+
+def in_fixed_order(schedule: ContractionSchedule) -> ContractionSchedule:
+    """The schedule, with no sum that depends on the order in which tasks run."""
+    if isinstance(schedule, ContractionCudaSchedule) and schedule.adds == "atomic":
+        return dataclasses.replace(schedule, nodes_per_task=0, order="element", adds="rows", zeros="apart")
+    return schedule
+
+
+def contraction_schedule_from_dict(data: Mapping[str, Any]) -> ContractionSchedule:
+    """The schedule written by ``to_dict``; ScheduleError for an unknown backend, knob or value."""
+    return read_schedule(data, CONTRACTION_SCHEDULES)
+
+
+@dataclass(frozen=True)
+class ContractionSpec:
+    """Everything that determines one kernel's source.
+
+    layout: ``ir_mul``, features [nodes, dim_in, channels] and outputs [nodes, dim_out, channels]; or ``mul_ir``, as
+    MACE has them: features [nodes, channels, dim_in], and outputs in e3nn's order, [channels, 2l+1] for each irrep.
+    index: dtype of the nodes' elements. facts: the target device.
+    """
+
+    problem: ContractionProblem
+    direction: ContractionDirection
+    schedule: ContractionSchedule
+    dtype: str
+    layout: str
+    index: str
+    facts: DeviceFacts
+    # What other kernels are stored and looked up by too.
+    operation: ClassVar[str] = "contraction"
+    deterministic: ClassVar[bool] = False
+
+    def __post_init__(self) -> None:
+        for name, allowed in (("dtype", tuple(BYTES)), ("layout", LAYOUTS), ("index", ("int32", "int64"))):
+            if getattr(self, name) not in allowed:
+                raise ScheduleError(f"{name} is {getattr(self, name)!r}; expected one of {allowed}")
+        if not isinstance(self.schedule, ContractionSchedule):
+            raise ScheduleError(f"the schedule is a {type(self.schedule).__name__}; expected a ContractionSchedule")
+        if self.schedule.backend != self.facts.backend:
+            raise ScheduleError(f"a {self.schedule.backend or 'plain'} schedule cannot run on {self.facts.name}")
+
+    @property
+    def row_work(self) -> int:
+        """The work of a node, measured in elements of its features and output."""
+        return 8 * self.problem.channels * (self.problem.dim_in + self.problem.dim_out)
+
+
+# The plan of a kernel of a symmetric contraction, and its default schedule.
+#
+# The kernel takes the arguments of all kernels (``kernelgen.kernels.spec.BUFFERS``): features are ``x``, weights
+# ``w`` [elements, weights, channels], cotangents of the output ``g``; ``tx``, ``tw`` are tangents, and gradients are
+# ``out_x``, ``out_w``, ``out_g`` (the output itself too). ``sender`` has the element of each node, ``perm`` the nodes
+# in the order of their elements. ``num_edges`` is the number of nodes, ``num_in`` that of a task (``task_nodes``).
+#
+# Tasks of consecutive nodes sum gradients of the weights in rows of their own, [tasks + elements, weights, channels]:
+# task t has those of element e in row t + e. No two pairs (t, e) share a row, because neither decreases along the
+# nodes in the order of their elements. Other rows are not written by a GPU. Rows are summed by element afterwards, in a
+# fixed order, so no sum depends on the order of work. With ``adds=atomic`` there are no rows: tasks add to the gradient
+# itself, [elements, weights, channels], which is zero before, or which the kernel zeroes (``zeros=inside``):
+# ``num_out`` is the number of elements.
+
+
+# More sums of weights' gradients than this a thread spill with what the statements hold (MACE's large has 196 bytes in
+# float32, its medium in float64 232). Where they fit, sums in memory took 1.3 and 1.6 times as long on an H200.
+MOST_SUMS_BYTES = {"backward": 256, "double_backward": 128}
+
+
+@dataclass(frozen=True)
+class ContractionPlan:
+    """The statements for one node and channel, and the number of weights of an element and channel."""
+
+    spec: ContractionSpec
+    parts: tuple[Part, ...]
+    weights: int
+    # Fields of a product's plan.
+    zeroed: frozenset[str] = frozenset()
+    owner: str = ""
+    partial_y: int = 0
+    shared_bytes: int = 0
+
+    @property
+    def schedule(self) -> ContractionSchedule:
+        return self.spec.schedule
+
+    @property
+    def sums_weights(self) -> bool:
+        """Whether gradients of the weights are summed over nodes."""
+        return self.spec.direction.name != "forward" and "w" in self.spec.direction.outputs
+
+    @property
+    def writes_zeros(self) -> bool:
+        """Whether the kernel zeroes the gradient of the weights itself."""
+        return isinstance(self.schedule, ContractionCudaSchedule) and self.schedule.zeros == "inside"
+
+    @property
+    def has_rows(self) -> bool:
+        """Whether each task has rows of its own for these sums."""
+        return self.sums_weights and getattr(self.schedule, "adds", "rows") == "rows"
+
+
+def contraction_plan(spec: ContractionSpec) -> ContractionPlan:
+    """The plan of a spec; ScheduleError with the broken limit.
+
+    A kernel that adds to nothing gets ``zeros="apart"`` in the plan's own schedule.
+    """
+    schedule, facts = spec.schedule, spec.facts
+    parts = contraction_parts(spec.problem, spec.direction, schedule.gradients == "apart")
+    plan = ContractionPlan(spec, parts, len(polynomials(spec.problem)))
+    if plan.has_rows and schedule.order != "element":
+        raise ScheduleError("order='given' is not for rows of gradients of the weights; take order='element'")
+    if isinstance(schedule, ContractionHostSchedule):
+        facts.check_cores(schedule.threads)
+    else:
+        assert isinstance(schedule, ContractionCudaSchedule)
+        facts.check_threads(schedule.block_size, schedule.min_blocks)
+        plan = _check_zeros(plan, schedule)
+    if plan.sums_weights and (facts.backend == "cpu" or not plan.has_rows):
+        return dataclasses.replace(plan, zeroed=frozenset({"w"}))
+    return plan
+
+
+def _check_zeros(plan: ContractionPlan, schedule: ContractionCudaSchedule) -> ContractionPlan:
+    if schedule.zeros == "apart":
+        return plan
+    if plan.spec.facts.is_hip:
+        raise ScheduleError(f"zeros={schedule.zeros!r} {ORDER_OF_BLOCKS}")
+    if plan.sums_weights and not plan.has_rows:
+        return plan
+    apart = dataclasses.replace(schedule, zeros="apart")
+    return dataclasses.replace(plan, spec=dataclasses.replace(plan.spec, schedule=apart))
+
+
+def task_nodes(plan: ContractionPlan, nodes: int, registers: int) -> int:
+    """Nodes of a task. registers: of a thread of the compiled kernel, 0 if unknown.
+
+    Without a number in the schedule: as few as let all tasks run at the same time, for each task of a GPU adds up a row
+    of sums, and the last of several waves of blocks leaves multiprocessors idle.
+    """
+    schedule, facts = plan.schedule, plan.spec.facts
+    if schedule.nodes_per_task:
+        return schedule.nodes_per_task
+    assert isinstance(schedule, ContractionCudaSchedule)
+    # Registers are allocated to threads by eights.
+    fit = min(facts.max_threads_per_unit, facts.registers_per_unit // (8 * -(-max(1, registers) // 8)))
+    threads = facts.units * (fit // schedule.block_size * schedule.block_size)
+    tasks = max(1, threads // plan.spec.problem.channels)
+    return max(1, -(-nodes // tasks))
+
+
+def default_contraction_schedule(
+    problem: ContractionProblem, direction: ContractionDirection, dtype: str, facts: DeviceFacts
+) -> ContractionSchedule:
+    """A legal schedule by simple rules, without a search."""
+    sums = direction.name != "forward" and "w" in direction.outputs
+    if facts.backend == "cpu":
+        lanes = facts.vector_bytes // BYTES[dtype]
+        block = min(lanes, power_of_two_at_most(problem.channels))
+        return ContractionHostSchedule(8 if sums else 1, "element" if sums else "given", channel_block=block)
+    if not sums:
+        return ContractionCudaSchedule()
+    zeros = "apart" if facts.is_hip else "inside"
+    # A double takes two registers.
+    if len(polynomials(problem)) * BYTES[dtype] > MOST_SUMS_BYTES[direction.name]:
+        # Sums in memory are added after each node, so longer tasks and neighbours of one element save nothing.
+        return ContractionCudaSchedule(sums="memory", adds="atomic", zeros=zeros)
+    # 0: tasks fill the device once.
+    return ContractionCudaSchedule(0, "element", adds="atomic", zeros=zeros)
+
+
+# The kernel's C++ text, for GPU and host.
+#
+# Both use the statements of ``kernelgen.arithmetic.contraction``. A thread of a GPU has one channel of a task's
+# nodes; with ir_mul neighbouring threads access neighbouring elements. A host thread takes whole nodes, and vectors of
+# channels; in mul_ir it changes the layout of these channels first.
+
 
 C_TYPES = {"float32": "float", "float64": "double"}
 INDICES = {"int32": "int", "int64": "long long"}
