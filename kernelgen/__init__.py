@@ -40,14 +40,13 @@ if TYPE_CHECKING:
         UnsupportedError,
     )
     from kernelgen.kernels.dispatch import make_plan
-    from kernelgen.kernels.product.defaults import default_schedule
+    from kernelgen.kernels.product.plan import default_schedule
     from kernelgen.kernels.product.schedule import CudaSchedule, HostSchedule, Schedule, schedule_from_dict
     from kernelgen.kernels.spec import Spec
     from kernelgen.ops.base import build_family
-    from kernelgen.ops.harmonics import HarmonicsOperator, build_harmonics
+    from kernelgen.ops.harmonics import HarmonicProduct, HarmonicsOperator, build_harmonics
     from kernelgen.ops.product import Operator, build
     from kernelgen.ops.symmetric_contraction import ContractionOperator, build_contraction
-    from kernelgen.ops.vectors import HarmonicProduct
     from kernelgen.problem.contraction import ContractionProblem
     from kernelgen.problem.harmonics import HarmonicsProblem
     from kernelgen.problem.irreps import Instruction
@@ -113,14 +112,13 @@ _NAMES = {
         "ScheduleError ToolMissingError UnsupportedError"
     ),
     "kernelgen.kernels.dispatch": "make_plan",
-    "kernelgen.kernels.product.defaults": "default_schedule",
+    "kernelgen.kernels.product.plan": "default_schedule",
     "kernelgen.kernels.product.schedule": "CudaSchedule HostSchedule Schedule schedule_from_dict",
     "kernelgen.kernels.spec": "Spec",
     "kernelgen.ops.base": "build_family",
-    "kernelgen.ops.harmonics": "HarmonicsOperator build_harmonics",
+    "kernelgen.ops.harmonics": "HarmonicProduct HarmonicsOperator build_harmonics",
     "kernelgen.ops.product": "Operator build",
     "kernelgen.ops.symmetric_contraction": "ContractionOperator build_contraction",
-    "kernelgen.ops.vectors": "HarmonicProduct",
     "kernelgen.problem.contraction": "ContractionProblem",
     "kernelgen.problem.harmonics": "HarmonicsProblem",
     "kernelgen.problem.irreps": "Instruction",

@@ -20,10 +20,9 @@ MOVED: dict[str, str] = {
     "arithmetic.contraction_couplings": (
         "terms.cheapest_couplings terms.contraction_couplings terms.equivariant_polynomials"
     ),
-    "arithmetic.couplings": "terms.clebsch_gordan",
+    "arithmetic.couplings": "arithmetic.product terms.clebsch_gordan terms.path_statements",
     "arithmetic.directions": "terms.directions",
     "arithmetic.harmonics": "terms.harmonics_statements terms.scalar_statements",
-    "arithmetic.product": "terms.path_statements",
     "compat": "e3nn_import torch_versions tracing",
     "compile.gpu": "compile.hip compile.nvrtc",
     "compile.job": "compile.elf compile.leftovers",
@@ -34,12 +33,13 @@ MOVED: dict[str, str] = {
     "kernels.pairs.emit": "emit.pairs.kernel emit.pairs.path_steps emit.pairs.weights",
     "kernels.pairs.plan": "plan.pairs",
     "kernels.product.channelwise": "plan.channelwise plan.l2_prefetch plan.path_groups",
-    "kernels.product.cuda": "emit.cuda.kernel emit.cuda.two_part_kernel emit.cuda.zero_blocks",
-    "kernels.product.defaults": "plan.defaults",
+    "kernels.product.emit": (
+        "emit.cuda.kernel emit.cuda.two_part_kernel emit.cuda.zero_blocks emit.host kernels.product.cuda "
+        "kernels.product.host"
+    ),
     "kernels.product.group": "emit.cuda.edge_loop emit.cuda.path_group emit.cuda.weight_ring",
-    "kernels.product.host": "emit.host",
     "kernels.product.memory": "emit.cuda.edge_operand emit.cuda.memory_access",
-    "kernels.product.plan": "plan.tensor_product",
+    "kernels.product.plan": "kernels.product.defaults plan.defaults plan.tensor_product",
     "kernels.product.schedule": "schedule.tensor_product",
     "kernels.radial.coupled": "emit.radial.coupled emit.radial.coupled_stage emit.radial.single_terms",
     "kernels.radial.emit": "emit.radial.kernel",
@@ -47,8 +47,10 @@ MOVED: dict[str, str] = {
         "emit.radial.edge_loop emit.radial.fragments emit.radial.normalized emit.radial.path_group "
         "kernels.radial.fragments"
     ),
-    "kernels.radial.plan": "plan.radial.coupled plan.radial.defaults plan.radial_convolution",
-    "kernels.radial.schedule": "schedule.radial schedule.radial_knobs",
+    "kernels.radial.plan": (
+        "kernels.radial.schedule plan.radial.coupled plan.radial.defaults plan.radial_convolution schedule.radial "
+        "schedule.radial_knobs"
+    ),
     "kernels.radial.warpgroup": "emit.radial.warpgroup emit.radial.warpgroup_calls emit.radial.warpgroup_values",
     "kernels.source": "emit.launch emit.source",
     "kernels.spec": "emit.signature schedule.kernel_spec",
@@ -64,8 +66,8 @@ MOVED: dict[str, str] = {
     "ops.base": "harmonics_library library ops.family ops.registry",
     "ops.edge_networks": "ops.edges.networks ops.edges.products ops.edges.silu ops.edges.tall_matrices",
     "ops.gates": "ops.nodes.gates",
-    "ops.harmonics": "ops.harmonics_operator ops.harmonics_ops",
-    "ops.library": "ops.torch_ops",
+    "ops.harmonics": "ops.edge_vectors ops.harmonics_operator ops.harmonics_ops ops.vectors",
+    "ops.library": "ops.torch_ops ops.transforms",
     "ops.node_matrices": "ops.nodes.matrices",
     "ops.product": "ops.operator",
     "ops.radial_convolution": (
@@ -74,16 +76,17 @@ MOVED: dict[str, str] = {
     "ops.symmetric_contraction": (
         "ops.contraction.autograd ops.contraction.elements ops.contraction.operator ops.contraction.torch_ops"
     ),
-    "ops.vectors": "ops.edge_vectors",
     "packs.library": "packs.ranks packs.sums",
-    "packs.write": "packs.content packs.exported packs.fixed packs.make packs.recorded",
+    "packs.write": "packs.calls packs.content packs.exported packs.fixed packs.make packs.recorded",
     "problem.contraction": "problem.symmetric_contraction",
     "problem.harmonics": "problem.edge_vectors problem.spherical_harmonics",
     "problem.irreps": "problem.connection_modes",
-    "problem.product": "problem.from_e3nn problem.radial_convolution problem.tensor_product",
-    "problem.sizes": "plan.size_class problem.shape",
-    "runtime.call": "runtime.allocation runtime.arguments",
-    "runtime.graph": "runtime.index_check",
+    "problem.product": (
+        "plan.size_class problem.from_e3nn problem.radial_convolution problem.shape problem.sizes "
+        "problem.tensor_product"
+    ),
+    "runtime.call": "runtime.allocation runtime.arguments watchers",
+    "runtime.graph": "runtime.index_check runtime.known_graphs",
     "runtime.kernel": "runtime.cuda_driver runtime.instruction_cache runtime.zero_flags",
     "runtime.runner": "runtime.calls",
 }

@@ -15,10 +15,9 @@ from kernelgen.device import DeviceFacts
 from kernelgen.errors import ScheduleError
 from kernelgen.kernels.knobs import Knobs, power_of_two_at_most
 from kernelgen.kernels.pairs.plan import pair_paths
-from kernelgen.kernels.product.defaults import small_graph_edges
-from kernelgen.kernels.product.plan import bytes_ahead
+from kernelgen.kernels.product.plan import bytes_ahead, small_graph_edges
 from kernelgen.kernels.product.schedule import HostSchedule
-from kernelgen.kernels.radial.schedule import RadialSchedule
+from kernelgen.kernels.radial.plan import RadialSchedule
 from kernelgen.kernels.spec import BYTES, Spec
 from kernelgen.problem.product import TensorProductProblem
 

@@ -56,12 +56,11 @@ from kernelgen.arithmetic.directions import DIRECTIONS, HARMONICS_DIRECTIONS, Di
 from kernelgen.device import DeviceFacts, cuda_facts
 from kernelgen.errors import ProblemError, UnsupportedError
 from kernelgen.kernels.knobs import Knobs
-from kernelgen.kernels.product.defaults import small_graph_edges
+from kernelgen.kernels.product.plan import small_graph_edges
 from kernelgen.kernels.product.schedule import CudaSchedule
 from kernelgen.kernels.spherical_harmonics import VectorSchedule
-from kernelgen.ops.harmonics import build_harmonics
+from kernelgen.ops.harmonics import HarmonicProduct, build_harmonics
 from kernelgen.ops.product import build
-from kernelgen.ops.vectors import HarmonicProduct
 from kernelgen.problem.harmonics import VectorProblem
 
 _NOTHING = "nothing is tuned for this problem at about this size, on this device or its architecture"

@@ -21,7 +21,7 @@ from kernelgen.kernels.knobs import Knobs
 from kernelgen.kernels.product.channelwise import block_of_an_edge, group_paths
 from kernelgen.kernels.product.schedule import CudaSchedule, Schedule
 from kernelgen.kernels.spec import Spec
-from kernelgen.problem.sizes import shape_of
+from kernelgen.problem.product import shape_of
 
 # The order in which entries are considered, and whether one can be loaded.
 

@@ -29,7 +29,7 @@ from autotune.workload.workload import Tensors, Workload, make_tensors
 from kernelgen.arithmetic.contraction import contraction_double_backward
 from kernelgen.arithmetic.directions import OPERANDS
 from kernelgen.device import DeviceFacts, device_facts
-from kernelgen.kernels.radial.schedule import RadialSpec
+from kernelgen.kernels.radial.plan import RadialSpec
 from kernelgen.ops.harmonics import build_harmonics
 from kernelgen.ops.product import Operator, build
 from kernelgen.ops.radial_convolution import FusedRadial, radial_product

@@ -12,8 +12,7 @@ import torch
 from torch import Tensor
 
 from autotune.workload.workload import Tensors
-from kernelgen.runtime.graph import EdgeOrder, edge_order
-from kernelgen.runtime.known_graphs import KnownGraphs
+from kernelgen.runtime.graph import EdgeOrder, KnownGraphs, edge_order
 
 # What is done once for a new graph, given senders and receivers with edges in any order.
 GraphOrder = Callable[[Tensor, Tensor], Any]

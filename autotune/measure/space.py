@@ -28,7 +28,7 @@ from kernelgen.errors import ScheduleError
 from kernelgen.kernels.knobs import Knobs, power_of_two_at_most
 from kernelgen.kernels.product.plan import MAX_REGISTERS, estimate_registers
 from kernelgen.kernels.product.schedule import CudaSchedule, Schedule
-from kernelgen.kernels.radial.schedule import WITH_WGMMA
+from kernelgen.kernels.radial.plan import WITH_WGMMA
 from kernelgen.kernels.spec import BYTES
 from kernelgen.kernels.symmetric_contraction import contraction_plan
 from kernelgen.problem.product import TensorProductProblem

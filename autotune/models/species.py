@@ -19,7 +19,7 @@ from kernelgen.errors import UnsupportedError
 from kernelgen.ops import node_matrices as matrices
 from kernelgen.ops.node_matrices import CHUNK, BlockProduct, Groups, MatrixPath
 from kernelgen.problem.irreps import Block, blocks_of
-from kernelgen.runtime.known_graphs import KnownGraphs
+from kernelgen.runtime.graph import KnownGraphs
 
 # Nodes by element: which rows of one-hot ``node_attrs`` belong together, found once a tensor for all layers.
 #

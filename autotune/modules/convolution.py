@@ -26,8 +26,7 @@ from kernelgen.ops.harmonics import build_harmonics
 from kernelgen.ops.product import Operator
 from kernelgen.ops.symmetric_contraction import build_contraction
 from kernelgen.problem.irreps import Irreps
-from kernelgen.problem.product import TensorProductProblem
-from kernelgen.problem.sizes import size_class
+from kernelgen.problem.product import TensorProductProblem, size_class
 from kernelgen.runtime.graph import EdgeOrder, assert_indices, check_ascending, check_indices, row_count
 
 

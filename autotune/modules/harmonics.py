@@ -20,9 +20,8 @@ from kernelgen.compat import constant_result, o3
 from kernelgen.device import device_facts
 from kernelgen.errors import ProblemError, UnsupportedError
 from kernelgen.ops.base import DTYPES, OPERATORS
-from kernelgen.ops.harmonics import HarmonicsOperator
+from kernelgen.ops.harmonics import FUSED, HarmonicProduct, HarmonicsOperator
 from kernelgen.ops.product import Operator
-from kernelgen.ops.vectors import FUSED, HarmonicProduct
 from kernelgen.problem.harmonics import MAX_DEGREE, NORMALIZATIONS, HarmonicsProblem, VectorProblem
 from kernelgen.problem.irreps import Irreps, parse_irreps
 

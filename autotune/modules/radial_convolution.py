@@ -31,8 +31,7 @@ from kernelgen.ops.radial_convolution import (
     radial_product,
 )
 from kernelgen.problem.irreps import Irreps
-from kernelgen.problem.product import RadialProblem
-from kernelgen.problem.sizes import size_class
+from kernelgen.problem.product import RadialProblem, size_class
 from kernelgen.runtime.graph import row_count
 
 # Bytes of the weights that exist at a time: on a CPU they stay in its caches, on a GPU its kernels need many edges.

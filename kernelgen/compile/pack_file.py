@@ -12,7 +12,7 @@ A pack is (all numbers little-endian):
 The index has ``kernels``: for each its place (``offset`` from the beginning of the code, and ``size``), ``sha256`` and
 ``crc32`` of its code, its ``entry``, its ``target`` (``cpu`` or an architecture such as ``sm_90``), the sha256 of its
 ``source``, what the compiler reported (``resources``), and of a tuned kernel its ``certificate``. ``machine`` and
-``features`` say which processors run the kernels for the CPU. ``operators`` are described in ``kernelgen.packs.calls``;
+``features`` say which processors run the kernels for the CPU. ``operators`` are described in ``kernelgen.packs.write``;
 only programs without Python read them. All of this is checked. Python also reads a pack that is compressed
 by xz, as those in folders are.
 

@@ -16,7 +16,7 @@ from kernelgen.arithmetic.contraction_couplings import polynomials
 from kernelgen.device import DeviceFacts
 from kernelgen.errors import ScheduleError
 from kernelgen.kernels.knobs import Knobs, power_of_two_at_most, read_schedule
-from kernelgen.kernels.product.cuda import HEADER, ZEROS, zero_blocks, zero_lines
+from kernelgen.kernels.product.emit import HEADER, ZEROS, zero_blocks, zero_lines
 from kernelgen.kernels.source import LaunchRule, Share, Source, included
 from kernelgen.kernels.spec import BYTES, INDENT, ORDER_OF_BLOCKS, gpu_entry, host_entry
 from kernelgen.problem.contraction import ContractionProblem

@@ -19,7 +19,7 @@ from kernelgen.errors import InputError, ProblemError, ScheduleError
 from kernelgen.kernels.dispatch import emit, make_plan
 from kernelgen.kernels.knobs import Knobs
 from kernelgen.kernels.spec import BUFFERS, AnySpec
-from kernelgen.problem.sizes import size_class
+from kernelgen.problem.product import size_class
 from kernelgen.runtime.call import aligned
 from kernelgen.runtime.kernel import load_kernel
 

@@ -28,7 +28,7 @@ from kernelgen.arithmetic.directions import (
 from kernelgen.compat import is_tracing, is_transforming
 from kernelgen.device import device_facts
 from kernelgen.errors import TuningMissError, UnsupportedError
-from kernelgen.kernels.product.defaults import default_schedule
+from kernelgen.kernels.product.plan import default_schedule
 from kernelgen.kernels.product.schedule import SCHEDULES, Schedule, schedule_from_dict
 from kernelgen.kernels.spec import Spec
 from kernelgen.ops.autograd import PRODUCT, order_for_size, product
@@ -39,15 +39,16 @@ from kernelgen.problem.harmonics import HarmonicsProblem
 from kernelgen.problem.product import TensorProductProblem
 from kernelgen.runtime.call import Checks, Graph, Operands
 from kernelgen.runtime.graph import (
+    KNOWN_GRAPHS,
     NO_ORDER,
     EdgeOrder,
+    Edges,
     check_ascending,
     check_ascending_on_device,
     is_in_order,
     order_by,
     row_count,
 )
-from kernelgen.runtime.known_graphs import KNOWN_GRAPHS, Edges
 from kernelgen.runtime.runner import AnyRunner, DirectCalls, Runner, RunnerKey, SplitRunner
 
 

@@ -28,8 +28,15 @@ from kernelgen.compat import is_eager, is_transforming
 from kernelgen.device import device_facts
 from kernelgen.errors import InputError, ScheduleError, UnsupportedError
 from kernelgen.kernels.knobs import read_schedule
-from kernelgen.kernels.radial.plan import MARKS, RadialPlan, default_radial_schedule, radial_plan
-from kernelgen.kernels.radial.schedule import RadialSchedule, RadialSpec, operands_of
+from kernelgen.kernels.radial.plan import (
+    MARKS,
+    RadialPlan,
+    RadialSchedule,
+    RadialSpec,
+    default_radial_schedule,
+    operands_of,
+    radial_plan,
+)
 from kernelgen.kernels.spec import BUFFERS
 from kernelgen.ops.autograd import PRODUCT, edges_of, second_gradients
 from kernelgen.ops.base import INDEX_DTYPES, OPERATORS, PLACE, rebuilds, resolve
@@ -38,9 +45,8 @@ from kernelgen.ops.library import define_op, used_slots
 from kernelgen.ops.product import Operator
 from kernelgen.problem.product import TensorProductProblem
 from kernelgen.runtime.call import Graph, aligned, empty, zeros
-from kernelgen.runtime.graph import EdgeOrder, order_by
+from kernelgen.runtime.graph import EdgeOrder, kept_fact, order_by, stream_of
 from kernelgen.runtime.kernel import Kernel, load_kernel
-from kernelgen.runtime.known_graphs import kept_fact, stream_of
 
 Maybe = Tensor | None
 # Slots of this form: x, y, h, the matrix m, and the cotangent g.
@@ -263,7 +269,7 @@ class Sums:
 class FusedRadial:
     """The value and first gradients of one problem, with weights ``h @ matrix`` in registers.
 
-    hidden: features of h. accuracy: of ``kernelgen.kernels.radial.schedule.PRODUCTS``. schedules: by direction name
+    hidden: features of h. accuracy: of ``kernelgen.kernels.radial.plan.PRODUCTS``. schedules: by direction name
     (``forward``, ``backward``), else the defaults. text: the kernels as JSON, from which any process can rebuild them.
     Kernels compile at first use. Raises UnsupportedError for problems, sizes and devices without such a kernel.
     """
@@ -588,7 +594,7 @@ def _ranges(ends: list[int], most_edges: int) -> list[tuple[int, int, int, int]]
 # is torch's product with torch's settings (``torch.set_float32_matmul_precision``). ``tf32`` is for weights that are
 # formed in registers: one product of halves, whose 11 bits are TF32's. Outside of them it is ``float32``.
 
-# Accuracy class of ``kernelgen.kernels.radial.schedule`` with which weights are formed in registers, by product.
+# Accuracy class of ``kernelgen.kernels.radial.plan`` with which weights are formed in registers, by product.
 ACCURACY = {"fp16x3": "ieee", "float32": "ieee", "tf32": "tf32"}
 EDGE_PRODUCTS = tuple(ACCURACY)
 

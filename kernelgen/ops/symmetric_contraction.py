@@ -40,11 +40,9 @@ from kernelgen.kernels.symmetric_contraction import (
 from kernelgen.ops.base import DTYPES, INDEX_DTYPES, PLACE, rebuilds, register
 from kernelgen.ops.library import DifferentiableOperator, Maybe, Signature, define, differentiable
 from kernelgen.problem.contraction import ContractionProblem
-from kernelgen.runtime.call import empty, zeros
-from kernelgen.runtime.graph import EdgeOrder, order_by
+from kernelgen.runtime.call import WATCHERS, empty, tell, tell_of_preparing, zeros
+from kernelgen.runtime.graph import KNOWN_GRAPHS, EdgeOrder, order_by
 from kernelgen.runtime.kernel import FixedKernel, Kernel, load_kernel
-from kernelgen.runtime.known_graphs import KNOWN_GRAPHS
-from kernelgen.watchers import WATCHERS, tell, tell_of_preparing
 
 CONTRACTION = Signature(
     name="sc",

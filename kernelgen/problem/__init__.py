@@ -2,5 +2,5 @@
 
 In: irreps, instructions, degrees, as a user gives them. Out: a checked problem, whose ``key`` any process can read
 back. Read ``irreps``, then ``product``. The other problems are ``harmonics`` (and products with harmonics of edge
-vectors) and ``contraction``. ``sizes`` is what the speed of a kernel depends on.
+vectors) and ``contraction``.
 """

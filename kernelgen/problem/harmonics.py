@@ -69,7 +69,7 @@ class HarmonicsProblem:
 
 # The problem of a product whose second input is the spherical harmonics of edge vectors.
 #
-# The tuner stores a ``kernelgen.kernels.spherical_harmonics`` for it; :mod:`kernelgen.ops.vectors` runs it.
+# The tuner stores a ``kernelgen.kernels.spherical_harmonics`` for it; :mod:`kernelgen.ops.harmonics` runs it.
 
 SEPARATOR = ">"
 

@@ -1,4 +1,4 @@
-"""Checks the tensors of a call and allocates those of its results."""
+"""Checks the tensors of a call, allocates those of its results, and tells those who watch calls."""
 
 from __future__ import annotations
 
@@ -15,9 +15,8 @@ from torch import Tensor
 from kernelgen.arithmetic.directions import OPERANDS
 from kernelgen.errors import InputError
 from kernelgen.problem.product import TensorProductProblem
-from kernelgen.runtime.graph import NO_ORDER, EdgeOrder, check_is_tensor, check_sizes
+from kernelgen.runtime.graph import KNOWN_GRAPHS, NO_ORDER, EdgeOrder, KnownGraph, check_is_tensor, check_sizes
 from kernelgen.runtime.kernel import clear
-from kernelgen.runtime.known_graphs import KNOWN_GRAPHS, KnownGraph
 
 # Checks the tensors of a call: makes a checked :class:`Graph`, and contiguous, aligned operands.
 
@@ -294,3 +293,30 @@ def _madvise() -> Any:
         return None  # not Linux: keep the page size
     function.argtypes = [ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int]
     return function
+
+
+# Functions that learn which kernels a process runs: a tuner asks what a model needs.
+#
+# In: every run of an operator's direction. Out: a call of each watcher, before the kernel is launched. Without watchers
+# a run pays for one test of an empty list.
+
+# Called with the operator, the direction, the number of edges and of result rows, and, for a convolution, sender and
+# receiver. A watcher may change this list.
+Watcher = Callable[[Any, Any, int, int, Tensor | None, Tensor | None], None]
+WATCHERS: list[Watcher] = []
+# Called when an operator prepares a direction's kernel, before its first run: rare.
+PREPARING: list[Callable[[], None]] = []
+
+
+def tell(
+    operator: Any, direction: Any, num_edges: int, num_out: int, sender: Tensor | None, receiver: Tensor | None
+) -> None:
+    """Call every watcher."""
+    for watcher in tuple(WATCHERS):
+        watcher(operator, direction, num_edges, num_out, sender, receiver)
+
+
+def tell_of_preparing() -> None:
+    """Call every function of ``PREPARING``."""
+    for function in tuple(PREPARING):
+        function()

@@ -21,10 +21,9 @@ from kernelgen.kernels.dispatch import AnyPlan, make_plan
 from kernelgen.kernels.product.schedule import CudaSchedule
 from kernelgen.kernels.spec import BUFFERS, Spec
 from kernelgen.problem.product import TensorProductProblem
-from kernelgen.runtime.call import Checks, Graph, Operands, empty, part, zeros
+from kernelgen.runtime.call import WATCHERS, Checks, Graph, Operands, empty, part, tell, tell_of_preparing, zeros
 from kernelgen.runtime.graph import NO_ORDER, EdgeOrder, order_by
 from kernelgen.runtime.kernel import Kernel, load_kernel
-from kernelgen.watchers import WATCHERS, tell, tell_of_preparing
 
 # Alignment, in elements, of outputs that share an allocation: 16 bytes or more.
 ALIGNED = 4

@@ -28,8 +28,7 @@ from kernelgen.errors import ProblemError
 from kernelgen.kernels.dispatch import make_plan
 from kernelgen.kernels.spec import Spec
 from kernelgen.kernels.spherical_harmonics import VectorHostSchedule
-from kernelgen.ops.harmonics import HarmonicsOperator
-from kernelgen.ops.vectors import FUSED
+from kernelgen.ops.harmonics import FUSED, HarmonicsOperator
 from kernelgen.problem.harmonics import HarmonicsProblem, VectorProblem
 from kernelgen.problem.product import TensorProductProblem
 

@@ -17,8 +17,7 @@ from autotune.modules import radial_convolution as convolution
 from kernelgen.arithmetic.directions import Direction
 from kernelgen.device import DeviceFacts
 from kernelgen.kernels.dispatch import make_plan
-from kernelgen.kernels.radial.plan import MARKS, radial_plan
-from kernelgen.kernels.radial.schedule import RadialSchedule, RadialSpec
+from kernelgen.kernels.radial.plan import MARKS, RadialSchedule, RadialSpec, radial_plan
 from kernelgen.ops import radial_convolution as fused
 from kernelgen.ops.product import Operator
 from kernelgen.runtime.graph import order_by

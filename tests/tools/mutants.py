@@ -60,7 +60,6 @@ AREAS: dict[str, tuple[str, ...]] = {
     ),
     "padding": (
         "autotune/models/padding.py",
-        "kernelgen/runtime/known_graphs.py",
         "kernelgen/runtime/graph.py",
     ),
 }
@@ -180,11 +179,17 @@ TESTS: dict[str, tuple[str, ...]] = {
         _EMIT + "test_ahead.py",
         *_CUDA,
     ),
-    "kernelgen/kernels/product/host.py": _HOST,
-    "kernelgen/kernels/product/cuda.py": _CUDA,
+    "kernelgen/kernels/product/emit.py": (*_HOST, *_CUDA),
     "kernelgen/kernels/product/group.py": _CUDA,
     "kernelgen/kernels/product/memory.py": _CUDA,
-    "kernelgen/kernels/product/defaults.py": (*_SPACE, _DATABASE + "test_lookup.py", _DATABASE + "test_skew.py"),
+    "kernelgen/kernels/product/plan.py": (
+        *_SPACE,
+        "tests/kernelgen/plan/test_registers.py",
+        *_HOST,
+        *_CUDA,
+        _DATABASE + "test_lookup.py",
+        _DATABASE + "test_skew.py",
+    ),
     "kernelgen/kernels/product/channelwise.py": (_EMIT + "test_ahead.py", *_CUDA),
     "kernelgen/kernels/pairs": _PAIRS,
     "kernelgen/kernels/pairs/plan.py": (*_PAIRS, *_SPACE),
@@ -197,7 +202,7 @@ TESTS: dict[str, tuple[str, ...]] = {
     "kernelgen/kernels/radial": _RADIAL,
     "kernelgen/kernels/radial/plan.py": (*_RADIAL, *_WARPGROUPS, "tests/autotune/workload/test_radial_kind.py"),
     "kernelgen/kernels/radial/warpgroup": _WARPGROUPS,
-    "kernelgen/problem/sizes.py": ("tests/kernelgen/ops/test_size_class.py",),
+    "kernelgen/problem/product.py": ("tests/kernelgen/ops/test_size_class.py",),
     "autotune/database": (
         _DATABASE + "test_lookup.py",
         _DATABASE + "test_legal_form.py",

@@ -31,7 +31,7 @@ from kernelgen.compile.compiler import compile_source
 from kernelgen.device import DeviceFacts, device_facts
 from kernelgen.errors import ScheduleError, UnsupportedError
 from kernelgen.kernels.dispatch import emit, make_plan
-from kernelgen.kernels.product.defaults import default_schedule
+from kernelgen.kernels.product.plan import default_schedule
 from kernelgen.kernels.product.schedule import CudaSchedule
 from kernelgen.kernels.spec import AnySpec, Spec
 from kernelgen.kernels.spherical_harmonics import HarmonicsCudaSchedule, HarmonicsSpec

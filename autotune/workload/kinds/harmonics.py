@@ -34,7 +34,7 @@ from kernelgen.kernels.spherical_harmonics import (
     harmonics_plan,
     harmonics_schedule_from_dict,
 )
-from kernelgen.ops.vectors import FUSED
+from kernelgen.ops.harmonics import FUSED
 from kernelgen.problem.harmonics import SEPARATOR, HarmonicsProblem, VectorProblem
 from kernelgen.problem.product import TensorProductProblem
 

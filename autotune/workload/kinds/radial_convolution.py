@@ -18,8 +18,7 @@ from autotune.workload.toml_tables import check_table
 from kernelgen.arithmetic.directions import DIRECTIONS, Direction
 from kernelgen.device import DeviceFacts
 from kernelgen.kernels.knobs import read_schedule
-from kernelgen.kernels.radial.plan import RadialPlan, default_radial_schedule, radial_plan
-from kernelgen.kernels.radial.schedule import RadialSchedule, RadialSpec
+from kernelgen.kernels.radial.plan import RadialPlan, RadialSchedule, RadialSpec, default_radial_schedule, radial_plan
 from kernelgen.kernels.spec import BYTES
 from kernelgen.problem.product import PRODUCTS, RadialProblem, TensorProductProblem
 

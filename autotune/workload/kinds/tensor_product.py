@@ -15,7 +15,7 @@ from kernelgen.device import DeviceFacts
 from kernelgen.errors import ScheduleError
 from kernelgen.kernels.dispatch import make_plan
 from kernelgen.kernels.knobs import Knobs
-from kernelgen.kernels.product.defaults import default_schedule
+from kernelgen.kernels.product.plan import default_schedule
 from kernelgen.kernels.product.schedule import SCHEDULES, Schedule, schedule_from_dict
 from kernelgen.kernels.spec import BYTES, Spec
 from kernelgen.problem.product import TensorProductProblem

@@ -16,7 +16,7 @@ from kernelgen.compile.host import default_level
 from kernelgen.compile.pack_file import PackFile
 from kernelgen.device import cuda_facts
 from kernelgen.ops.product import build
-from kernelgen.packs.calls import Call
+from kernelgen.packs.write import Call
 from kernelgen.problem.product import TensorProductProblem
 from kernelgen.runtime import graph as index_check
 

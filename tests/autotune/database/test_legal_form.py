@@ -12,7 +12,7 @@ from autotune.database.lookup import find_schedule
 from kernelgen.device import DeviceFacts, cuda_facts, representative
 from kernelgen.kernels.knobs import Knobs
 from kernelgen.kernels.product.schedule import CudaSchedule
-from kernelgen.kernels.radial.schedule import RadialSchedule
+from kernelgen.kernels.radial.plan import RadialSchedule
 from kernelgen.kernels.spherical_harmonics import HarmonicsCudaSchedule
 from kernelgen.problem.product import TensorProductProblem
 

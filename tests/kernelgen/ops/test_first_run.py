@@ -17,9 +17,8 @@ from kernelgen.kernels.product.schedule import CudaSchedule, HostSchedule
 from kernelgen.ops import first_run
 from kernelgen.ops.base import OPERATORS, resolve
 from kernelgen.ops.first_run import FEWEST_EDGES, LISTENERS, Choice, agreed, best_of, times_of
-from kernelgen.ops.harmonics import build_harmonics
+from kernelgen.ops.harmonics import HarmonicProduct, build_harmonics
 from kernelgen.ops.product import Operator, build
-from kernelgen.ops.vectors import HarmonicProduct
 from kernelgen.problem.harmonics import HarmonicsProblem
 from kernelgen.runtime import runner as runners
 

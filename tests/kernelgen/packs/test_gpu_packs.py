@@ -20,7 +20,7 @@ from kernelgen.device import assumed, cuda_facts
 from kernelgen.errors import InputError, ToolMissingError
 from kernelgen.kernels.dispatch import AnyPlan, emit, geometry
 from kernelgen.kernels.product.schedule import CudaSchedule
-from kernelgen.kernels.radial.schedule import RadialSchedule
+from kernelgen.kernels.radial.plan import RadialSchedule
 from kernelgen.kernels.source import Source
 from kernelgen.kernels.spherical_harmonics import HarmonicsCudaSchedule
 from kernelgen.ops import edge_networks as tall_matrices
@@ -31,9 +31,8 @@ from kernelgen.ops.harmonics import build_harmonics
 from kernelgen.ops.product import build
 from kernelgen.ops.radial_convolution import FusedRadial
 from kernelgen.ops.symmetric_contraction import build_contraction, sums_source
-from kernelgen.packs.calls import Call, launches
 from kernelgen.packs.library import source_folder
-from kernelgen.packs.write import recording, write_calls
+from kernelgen.packs.write import Call, launches, recording, write_calls
 from kernelgen.problem.harmonics import HarmonicsProblem
 from kernelgen.problem.product import TensorProductProblem
 from kernelgen.runtime import graph as index_check
