@@ -17,7 +17,7 @@ Eager calls bypass the ops, which costs less host time: :func:`differentiable`.
 from __future__ import annotations
 
 import functools
-from abc import abstractmethod
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
@@ -105,16 +105,14 @@ class Signature:
         )
 
 
-class DifferentiableOperator(RegisteredOperator):
-    """An operator with a signature. Its three functions compute without autograd; they take the arguments of the ops.
+class Differentiable(ABC):
+    """What eager calls differentiate. Its three functions compute without autograd; they take the arguments of ops.
 
-    dim_out: features of a row of the value. row_slots: slots whose tensors have one row an item, which the operator
-    treats separately, so that vmap may merge calls; empty if rows of a call are summed.
+    text: what the functions of the signature get as their last argument.
     """
 
     signature: ClassVar[Signature]
-    dim_out: int
-    row_slots: str = ""
+    text: Any
 
     @abstractmethod
     def op_forward(self, *arguments: Any) -> Tensor:
@@ -128,6 +126,17 @@ class DifferentiableOperator(RegisteredOperator):
     def op_double_backward(self, *arguments: Any) -> dict[str, Tensor]:
         """Second gradients by slot, of inputs, g, tangents, the rest and ``outputs``."""
 
+
+class DifferentiableOperator(RegisteredOperator, Differentiable):
+    """An operator with a signature, which has ops.
+
+    dim_out: features of a row of the value. row_slots: slots whose tensors have one row an item, which the operator
+    treats separately, so that vmap may merge calls; empty if rows of a call are summed.
+    """
+
+    dim_out: int
+    row_slots: str = ""
+
     def sizes(self, inputs: tuple, rest: tuple) -> tuple[int, int]:
         """The size of a call: rows, such as edges, and rows of the value."""
         return inputs[0].shape[0], inputs[0].shape[0]
@@ -140,6 +149,11 @@ def differentiable(operator: DifferentiableOperator, *arguments: Tensor) -> Tens
     """The value of inputs and the rest, differentiable twice."""
     if not is_eager(*arguments):
         return call(f"{operator.signature.name}_forward", *arguments, operator.text)
+    return eager_value(operator, *arguments)
+
+
+def eager_value(operator: Differentiable, *arguments: Tensor) -> Tensor:
+    """The same of tensors that torch neither traces nor transforms."""
     if torch.is_grad_enabled() and any(map(_REQUIRES_GRAD, arguments)):
         return _Value.apply(operator, *arguments)
     return operator.op_forward(*arguments)
@@ -148,9 +162,7 @@ def differentiable(operator: DifferentiableOperator, *arguments: Tensor) -> Tens
 _REQUIRES_GRAD, _IS_NONE = attrgetter("requires_grad"), functools.partial(is_, None)
 
 
-def gradients(
-    operator: DifferentiableOperator, inputs: tuple, g: Tensor, rest: tuple, outputs: str
-) -> tuple[Maybe, ...]:
+def gradients(operator: Differentiable, inputs: tuple, g: Tensor, rest: tuple, outputs: str) -> tuple[Maybe, ...]:
     """First gradients by slot in a backward pass, differentiable once."""
     if is_transforming(g):
         return operator.signature.backward((*inputs, g), rest, outputs, operator.text)
@@ -160,9 +172,21 @@ def gradients(
     return tuple(map(found.get, operator.signature.slots))
 
 
+def second_gradients(
+    operator: Differentiable, primal: tuple, tangents: tuple[Maybe, ...], rest: tuple, outputs: str
+) -> tuple[Maybe, ...]:
+    """Second gradients by the slots of inputs and g, along tangents of inputs, differentiable by what is linear."""
+    if is_transforming(*tangents):
+        return operator.signature.double_backward(primal, tangents, rest, outputs, operator.text)
+    if torch.is_grad_enabled():
+        return _SecondGradients.apply(operator, outputs, *primal, *tangents, *rest)
+    by_slot = operator.op_double_backward(*primal, *tangents, *rest, outputs)
+    return tuple(map(by_slot.get, operator.signature.slots + "g"))
+
+
 class _Value(torch.autograd.Function):
     @staticmethod
-    def forward(ctx: Any, operator: DifferentiableOperator, *arguments: Tensor) -> Tensor:
+    def forward(ctx: Any, operator: Differentiable, *arguments: Tensor) -> Tensor:
         ctx.save_for_backward(*arguments)
         ctx.operator = operator
         return operator.op_forward(*arguments)
@@ -181,7 +205,7 @@ class _Value(torch.autograd.Function):
 
 class _Gradients(torch.autograd.Function):
     @staticmethod
-    def forward(ctx: Any, operator: DifferentiableOperator, outputs: str, *arguments: Tensor) -> tuple[Maybe, ...]:
+    def forward(ctx: Any, operator: Differentiable, outputs: str, *arguments: Tensor) -> tuple[Maybe, ...]:
         # A gradient that is not differentiated must arrive as None, so that the kernel omits its tangent.
         ctx.set_materialize_grads(False)
         ctx.save_for_backward(*arguments)
@@ -197,13 +221,7 @@ class _Gradients(torch.autograd.Function):
         if not outputs or all(map(_IS_NONE, tangents)):
             return (None,) * (2 + len(arguments))
         primal, rest = arguments[:count], arguments[count:]
-        if is_transforming(*tangents):
-            found = signature.double_backward(primal, tangents, rest, outputs, operator.text)
-        elif torch.is_grad_enabled():
-            found = _SecondGradients.apply(operator, outputs, *primal, *tangents, *rest)
-        else:
-            by_slot = operator.op_double_backward(*primal, *tangents, *rest, outputs)
-            found = tuple(map(by_slot.get, signature.slots + "g"))
+        found = second_gradients(operator, primal, tangents, rest, outputs)
         return None, None, *found, *(None,) * len(rest)
 
 
@@ -211,7 +229,7 @@ class _SecondGradients(torch.autograd.Function):
     """Their gradients by tangents are second gradients along the cotangents; all others are third derivatives."""
 
     @staticmethod
-    def forward(ctx: Any, operator: DifferentiableOperator, outputs: str, *arguments: Maybe) -> tuple[Maybe, ...]:
+    def forward(ctx: Any, operator: Differentiable, outputs: str, *arguments: Maybe) -> tuple[Maybe, ...]:
         slots = operator.signature.slots + "g"
         first, last = len(slots), 2 * len(slots) - 1
         ctx.set_materialize_grads(False)
