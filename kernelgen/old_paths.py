@@ -1,11 +1,12 @@
-"""Keeps old names of modules importable for one version, so that pickles and checkpoints that name them load.
+"""Where names are: public ones of a package; and old names of modules, so that pickles that have them load.
 
-``import kernelgen`` and ``import autotune`` install their tables. An old module is a view of the new one: it has the
-same objects, also those that have another name now.
+Old names stay importable for one version: ``import kernelgen`` and ``import autotune`` install their tables. An old
+module is a view of the new one: it has the same objects, also those that have another name now.
 """
 
 from __future__ import annotations
 
+import ast
 import importlib
 import sys
 from collections.abc import Mapping, Sequence
@@ -13,6 +14,14 @@ from importlib.machinery import ModuleSpec
 from pathlib import Path
 from types import CodeType, ModuleType
 from typing import Any
+
+
+def homes_of(package: str) -> dict[str, str]:
+    """By public name the module that has it, as the stub beside ``package`` (an ``__init__.py``) imports them."""
+    stub = ast.parse(Path(package).with_suffix(".pyi").read_text())
+    imports = [line for line in stub.body if isinstance(line, ast.ImportFrom)]
+    return {alias.name: line.module or "" for line in imports for alias in line.names}
+
 
 # By module, the names that it had, without the package.
 MOVED: dict[str, str] = {

@@ -185,7 +185,7 @@ class _Call(Differentiable):
             primal, along = (x, of_y, w, of_g), (tx, of_ty, tw, None)
             outputs = double_backward(PRODUCT.present(along), slots).live_outputs
             found = second_of_product(primal, along, outputs, part.graph, self.operator) if outputs else {}
-            terms = [(found.get("w"), matrix, of_h)]
+            terms: list[tuple[Maybe, Maybe, Maybe]] = [(found.get("w"), matrix, of_h)]
             if ("h" in wanted and tm is not None) or ("m" in wanted and of_th is not None):
                 operands = (x, None, of_y, None, w, None, of_g, None)
                 terms.append((self.operator.run_on(part.graph, backward("w"), operands)["w"], tm, of_th))
