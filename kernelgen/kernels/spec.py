@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from typing import Any, Protocol
 
@@ -126,6 +126,17 @@ class Spec:
 # The text around it defines ``Real`` and ``index_t``.
 
 INDENT = "    "
+
+
+def indented(lines: Iterable[str], depth: int = 1) -> Iterator[str]:
+    return (INDENT * depth + line for line in lines)
+
+
+def braced(head: str, lines: Iterable[str], end: str = "}") -> Iterator[str]:
+    """A block of C++: its head, the lines inside of its braces, and its end."""
+    yield head + " {"
+    yield from indented(lines)
+    yield end
 
 
 def element(name: str) -> str:

@@ -7,7 +7,7 @@ one for the host.
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
@@ -18,7 +18,7 @@ from kernelgen.errors import ScheduleError
 from kernelgen.kernels.knobs import Knobs, power_of_two_at_most, read_schedule
 from kernelgen.kernels.product.emit import HEADER, ZEROS, zero_blocks, zero_lines
 from kernelgen.kernels.source import LaunchRule, Share, Source, included
-from kernelgen.kernels.spec import BYTES, INDENT, ORDER_OF_BLOCKS, gpu_entry, host_entry
+from kernelgen.kernels.spec import BYTES, INDENT, ORDER_OF_BLOCKS, braced, gpu_entry, host_entry, indented
 from kernelgen.problem.contraction import ContractionProblem
 
 
@@ -365,18 +365,19 @@ def gpu_kernel(plan: ContractionPlan) -> Iterator[str]:
         yield f"{INDENT}V {', '.join(f'ow{r} = 0' for r in range(plan.weights))};"
     if schedule.pace == "parts":
         # Every thread runs to the end, so that all meet; those without a node compute the last one's and store nothing.
-        yield f"{INDENT}for (long long k = 0; k < num_in; ++k) {{"
-        yield f"{INDENT * 2}const bool has_node = task * num_in + k < num_edges;"
-        yield f"{INDENT * 2}const long long i = has_node ? task * num_in + k : num_edges - 1;"
+        head, find_node = (
+            "for (long long k = 0; k < num_in; ++k)",
+            [
+                "const bool has_node = task * num_in + k < num_edges;",
+                "const long long i = has_node ? task * num_in + k : num_edges - 1;",
+            ],
+        )
     else:
         yield f"{INDENT}const long long begin = task * num_in, end = min(begin + num_in, num_edges);"
-        yield f"{INDENT}for (long long i = begin; i < end; ++i) {{"
-    yield from (f"{INDENT * 2}{line}" for line in _gpu_node(plan))
-    yield f"{INDENT}}}"
+        head, find_node = "for (long long i = begin; i < end; ++i)", []
+    yield from indented(braced(head, [*find_node, *_gpu_node(plan)]))
     if keeps:
-        yield f"{INDENT}if (current >= 0) {{"
-        yield from (f"{INDENT * 2}{line}" for line in _row(plan))
-        yield f"{INDENT}}}"
+        yield from indented(braced("if (current >= 0)", _row(plan)))
     yield "}"
 
 
@@ -413,13 +414,10 @@ def _gpu_node(plan: ContractionPlan) -> Iterator[str]:
             guard = "has_node && " if paced else ""
             yield from (f"if ({guard}is_new) row[{r} * CHANNELS] = 0;" for r in sorted(unused))
     elif plan.sums_weights:
-        yield f"if ({'has_node && ' if paced else ''}element != current) {{"
-        yield f"{INDENT}if (current >= 0) {{"
-        yield from (f"{INDENT * 2}{line}" for line in _row(plan))
-        yield f"{INDENT}}}"
-        yield f"{INDENT}current = element;"
-        yield f"{INDENT}{' = '.join(f'ow{r}' for r in range(plan.weights))} = 0;"
-        yield "}"
+        clear = f"{' = '.join(f'ow{r}' for r in range(plan.weights))} = 0;"
+        leave = braced("if (current >= 0)", _row(plan))
+        head = f"if ({'has_node && ' if paced else ''}element != current)"
+        yield from braced(head, [*leave, "current = element;", clear])
     for stem in ("x", "tx", "g"):
         yield from _loads(plan, stem, paced and plan.sums_weights)
     totals = list(sums_of(plan))
@@ -432,30 +430,23 @@ def _gpu_node(plan: ContractionPlan) -> Iterator[str]:
         if paced:
             yield "__syncthreads();"
     if totals:
-        yield f"if ({'has_node' if paced else 'true'}) {{"
-        for buffer in dict.fromkeys(buffer for _, buffer, _ in totals):
-            yield from (f"{INDENT}{line}" for line in _stores(plan, buffer, totals))
-        yield "}"
+        buffers = dict.fromkeys(buffer for _, buffer, _ in totals)
+        stores = (line for buffer in buffers for line in _stores(plan, buffer, totals))
+        yield from braced(f"if ({'has_node' if paced else 'true'})", stores)
 
 
 def _gpu_part(plan: ContractionPlan, part: Part, paced: bool) -> Iterator[str]:
     """A part; with sums in memory also what it adds to them."""
     schedule = plan.schedule
     assert isinstance(schedule, ContractionCudaSchedule)
-    first, *lines, end = part_text(plan, part, "{buffer}[(element * WEIGHTS + {r}) * CHANNELS + u]")
     added = part.uses("ow") if plan.sums_weights and schedule.sums == "memory" else []
-    yield first
-    if added:
-        yield f"{INDENT}V {', '.join(f'ow{r} = 0' for r in added)};"
-    yield from lines
-    if added:
-        guard = "if (has_node) " if paced else ""
-        # A weight is in one part alone.
-        statement = "atomicAdd(row + {0} * CHANNELS, ow{0});"
-        if plan.has_rows:
-            statement = "row[{0} * CHANNELS] = ow{0} + (is_new ? Real(0) : row[{0} * CHANNELS]);"
-        yield from (f"{INDENT}{guard}{statement.format(r)}" for r in added)
-    yield end
+    first = [f"V {', '.join(f'ow{r} = 0' for r in added)};"] if added else []
+    # A weight is in one part alone.
+    statement = "atomicAdd(row + {0} * CHANNELS, ow{0});"
+    if plan.has_rows:
+        statement = "row[{0} * CHANNELS] = ow{0} + (is_new ? Real(0) : row[{0} * CHANNELS]);"
+    last = ["if (has_node) " * paced + statement.format(r) for r in added]
+    return part_text(plan, part, "{buffer}[(element * WEIGHTS + {r}) * CHANNELS + u]", first, last)
 
 
 def _is_packed(plan: ContractionPlan) -> bool:
@@ -503,10 +494,7 @@ def host_kernel(plan: ContractionPlan) -> Iterator[str]:
     yield "namespace {"
     yield "using equitune::add, equitune::Block, equitune::change_layout, equitune::load, equitune::store;"
     yield "// What a node has."
-    yield "struct Rows {"
-    yield f"{INDENT}const Real *x, *tx, *g, *w, *tw;"
-    yield f"{INDENT}Real *out_x, *out_g, *out_w;"
-    yield "};"
+    yield from braced("struct Rows", ["const Real *x, *tx, *g, *w, *tw;", "Real *out_x, *out_g, *out_w;"], end="};")
     yield from _channels(plan)
     yield "inline void node(const Rows& rows) {"
     begin, width, channels = 0, schedule.channel_block, plan.spec.problem.channels
@@ -528,22 +516,20 @@ def _channels(plan: ContractionPlan) -> Iterator[str]:
     operands = [name for name in plan.spec.direction.operands if name not in ("w", "tw")]
     turns = plan.spec.layout == "mul_ir"
     place = "{buffer} + {i} * N" if turns else "rows.{buffer} + {i} * CHANNELS + u"
-    yield "template <class V, int N>"
-    yield "EQUITUNE_NOINLINE void channels(const Rows& rows, int u) {"
+    lines: list[str] = []
     if turns:
-        yield from (f"{INDENT}Real {name}[{_dim(name)} * N];" for name in (*operands, *outs))
-        yield from (f"{INDENT}{line}" for name in operands for line in _turned(plan, name))
+        lines += [f"Real {name}[{_dim(name)} * N];" for name in (*operands, *outs)]
+        lines += [line for name in operands for line in _turned(plan, name)]
     for stem in operands:
-        for i in names(plan, stem):
-            yield f"{INDENT}const V {stem}{i} = load<V>({place.format(buffer=stem, i=i)});"
-    yield from (f"{INDENT}V {stem}{i}{{}};" for stem, _, i in totals)
+        lines += [f"const V {stem}{i} = load<V>({place.format(buffer=stem, i=i)});" for i in names(plan, stem)]
+    lines += [f"V {stem}{i}{{}};" for stem, _, i in totals]
     for part in plan.parts:
-        yield from (f"{INDENT}{line}" for line in _host_part(plan, part))
-    for stem, buffer, i in totals:
-        yield f"{INDENT}store({place.format(buffer=buffer, i=i)}, {stem}{i});"
+        lines += _host_part(plan, part)
+    lines += [f"store({place.format(buffer=buffer, i=i)}, {stem}{i});" for stem, buffer, i in totals]
     if turns:
-        yield from (f"{INDENT}{line}" for name in outs for line in _turned(plan, name))
-    yield "}"
+        lines += [line for name in outs for line in _turned(plan, name)]
+    yield "template <class V, int N>"
+    yield from braced("EQUITUNE_NOINLINE void channels(const Rows& rows, int u)", lines)
 
 
 def _turned(plan: ContractionPlan, name: str) -> Iterator[str]:
@@ -557,14 +543,10 @@ def _turned(plan: ContractionPlan, name: str) -> Iterator[str]:
 
 
 def _host_part(plan: ContractionPlan, part: Part) -> Iterator[str]:
-    *lines, end = part_text(plan, part, "load<V>(rows.{buffer} + {r} * CHANNELS + u)")
-    yield from lines[:1]
-    if plan.sums_weights:
-        yield from (f"{INDENT}V ow{r}{{}};" for r in part.uses("ow"))
-    yield from lines[1:]
-    if plan.sums_weights:
-        yield from (f"{INDENT}add(rows.out_w + {r} * CHANNELS + u, ow{r});" for r in part.uses("ow"))
-    yield end
+    added = part.uses("ow") if plan.sums_weights else []
+    first = [f"V ow{r}{{}};" for r in added]
+    last = [f"add(rows.out_w + {r} * CHANNELS + u, ow{r});" for r in added]
+    return part_text(plan, part, "load<V>(rows.{buffer} + {r} * CHANNELS + u)", first, last)
 
 
 def _walk(plan: ContractionPlan) -> Iterator[str]:
@@ -572,12 +554,9 @@ def _walk(plan: ContractionPlan) -> Iterator[str]:
     yield from host_entry()
     yield f"{INDENT}const long long tasks = (num_edges + num_in - 1) / num_in;"
     yield "#pragma omp parallel for schedule(dynamic, 1) num_threads(threads > 0 ? threads : omp_get_max_threads())"
-    yield f"{INDENT}for (long long task = 0; task < tasks; ++task) {{"
-    yield f"{INDENT * 2}const long long stop = (task + 1) * num_in, end = stop < num_edges ? stop : num_edges;"
-    yield f"{INDENT * 2}for (long long i = task * num_in; i < end; ++i) {{"
-    yield from (f"{INDENT * 3}{line}" for line in _host_node(plan))
-    yield f"{INDENT * 2}}}"
-    yield f"{INDENT}}}"
+    stop = "const long long stop = (task + 1) * num_in, end = stop < num_edges ? stop : num_edges;"
+    nodes = braced("for (long long i = task * num_in; i < end; ++i)", _host_node(plan))
+    yield from indented(braced("for (long long task = 0; task < tasks; ++task)", [stop, *nodes]))
     yield "}"
 
 
@@ -617,10 +596,9 @@ def sums_of(plan: ContractionPlan) -> Iterator[tuple[str, str, int]]:
         yield from (("ox", "out_x", i) for i in range(problem.dim_in))
 
 
-def part_text(plan: ContractionPlan, part: Part, weight: str) -> Iterator[str]:
-    """A part in its scope. weight: the place of weight {r} in the buffer {buffer}."""
-    yield f"{{  // {part.title}"
-    for stem in ("w", "tw"):
-        yield from (f"{INDENT}const V {stem}{r} = {weight.format(buffer=stem, r=r)};" for r in part.uses(stem))
-    yield from (f"{INDENT}{statement}" for statement in part.statements)
-    yield "}"
+def part_text(
+    plan: ContractionPlan, part: Part, weight: str, first: Iterable[str], last: Iterable[str]
+) -> Iterator[str]:
+    """A part in its scope. weight: the place of weight {r} in the buffer {buffer}. first, last: more statements."""
+    loads = (f"const V {stem}{r} = {weight.format(buffer=stem, r=r)};" for stem in ("w", "tw") for r in part.uses(stem))
+    yield from (f"{{  // {part.title}", *indented([*first, *loads, *part.statements, *last]), "}")

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import itertools
 import re
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 
 from kernelgen.arithmetic.couplings import PathBody, PathTerms, path_body, path_terms
 from kernelgen.arithmetic.directions import OPERANDS
@@ -28,7 +28,18 @@ from kernelgen.kernels.product.memory import Facts
 from kernelgen.kernels.product.plan import OwnersPlan
 from kernelgen.kernels.product.schedule import CudaSchedule, HostSchedule
 from kernelgen.kernels.source import LaunchRule, Share, Source, included
-from kernelgen.kernels.spec import BUFFERS, BYTES, INDENT, Spec, buffers_line, buffers_struct, gpu_entry, host_entry
+from kernelgen.kernels.spec import (
+    BUFFERS,
+    BYTES,
+    INDENT,
+    Spec,
+    braced,
+    buffers_line,
+    buffers_struct,
+    gpu_entry,
+    host_entry,
+    indented,
+)
 from kernelgen.kernels.spherical_harmonics import inside
 from kernelgen.problem.irreps import Block
 
@@ -415,10 +426,6 @@ def _preamble(plan: Plan) -> str:
     )
 
 
-def _indented(lines: Iterable[str], depth: int = 1) -> Iterator[str]:
-    return (INDENT * depth + line for line in lines)
-
-
 def _components(stem: str, block: int, dim: int) -> list[str]:
     return [f"{stem}{block}_{m}" for m in range(dim)]
 
@@ -451,20 +458,16 @@ class _HostEmitter:
             yield from self._group(number, group)
             yield ""
         yield "struct Form {"
-        yield from _indented(self._constants())
+        yield from indented(self._constants())
         if self.spec.harmonics is not None:
             yield f"{INDENT}static void harmonics(const T* v, T* y) {{ ::harmonics(v, y); }}"
             if "y" in self.direction.live_outputs:
                 yield f"{INDENT}static void along_v(const T* v, const T* g, T* out) {{ ::along_v(v, g, out); }}"
-        yield from _indented(self._blocks("in1_blocks", self.problem.in1, {p.in1 for p in self.problem.paths}))
-        yield from _indented(self._blocks("out_blocks", self.problem.out, {p.out for p in self.problem.paths}))
-        yield f"{INDENT}static void edge(const Edge& edge) {{"
-        yield from _indented((f"group_{number}(edge);" for number in range(len(self.plan.groups))), 2)
-        yield f"{INDENT}}}"
-        yield "};"
-        yield ""
-        yield "}  // namespace"
-        yield ""
+        yield from indented(self._blocks("in1_blocks", self.problem.in1, {p.in1 for p in self.problem.paths}))
+        yield from indented(self._blocks("out_blocks", self.problem.out, {p.out for p in self.problem.paths}))
+        calls = (f"group_{number}(edge);" for number in range(len(self.plan.groups)))
+        yield from indented(braced("static void edge(const Edge& edge)", calls))
+        yield from ("};", "", "}  // namespace", "")
 
     def _constants(self) -> Iterator[str]:
         problem, spec, direction = self.problem, self.spec, self.direction
@@ -490,13 +493,12 @@ class _HostEmitter:
 
     def _blocks(self, name: str, blocks: tuple[Block, ...], used: set[int]) -> Iterator[str]:
         """A function that visits the blocks that some path uses; the caller zeroes the others."""
+        visits = (
+            f"visit(equitune::Block<{block.offset}, {block.dim}, {block.mul}>{{}});  // {block.text}"
+            for block in (blocks[number] for number in sorted(used))
+        )
         yield "template <class Visit>"
-        yield f"static EQUITUNE_INLINE void {name}(const Visit& visit) {{"
-        for number in sorted(used):
-            block = blocks[number]
-            yield f"{INDENT}visit(equitune::Block<{block.offset}, {block.dim}, {block.mul}>{{}});  // {block.text}"
-        yield f"{INDENT}(void)visit;"
-        yield "}"
+        yield from braced(f"static EQUITUNE_INLINE void {name}(const Visit& visit)", [*visits, "(void)visit;"])
         yield ""
 
     def _group(self, number: int, group: Group) -> Iterator[str]:
@@ -506,11 +508,11 @@ class _HostEmitter:
         yield f"// Group {number}: {', '.join(self.problem.in1[b].text for b in group.in1)}; {len(terms)} paths."
         yield f"EQUITUNE_NOINLINE void group_{number}(const Edge& edge) {{"
         for term, body in zip(terms, bodies, strict=True):
-            yield from _indented(self._edge_values(term, body))
-        yield from _indented(["", "const auto channels = [&](auto zero, int begin, int end) EQUITUNE_LAMBDA {"])
-        yield from _indented(self._channels(terms, bodies), 2)
-        yield from _indented(["};"])
-        yield from _indented(self._calls(group.mul))
+            yield from indented(self._edge_values(term, body))
+        yield from indented(["", "const auto channels = [&](auto zero, int begin, int end) EQUITUNE_LAMBDA {"])
+        yield from indented(self._channels(terms, bodies), 2)
+        yield from indented(["};"])
+        yield from indented(self._calls(group.mul))
         yield "}"
 
     def _calls(self, mul: int) -> Iterator[str]:
@@ -539,7 +541,7 @@ class _HostEmitter:
         yield "for (int u = begin; u < end; u += lanes<V, T>) {"
         pairs = list(zip(terms, bodies, strict=True))
         for in1, run in itertools.groupby(pairs, key=lambda pair: pair[0].path.in1):
-            yield from _indented(self._input_block(in1, list(run)))
+            yield from indented(self._input_block(in1, list(run)))
         yield "}"
         if sums:
             for term, body in pairs:
@@ -551,16 +553,16 @@ class _HostEmitter:
         reads = {name for _, body in pairs for name in body.reads}
         yield f"{{  // {block.text}"
         for stem in ("x", "tx"):
-            yield from _indented(
+            yield from indented(
                 self._load(stem, name, block, m)
                 for m, name in enumerate(_components(stem, in1, block.dim))
                 if name in reads
             )
         gradients = _components("ox", in1, block.dim) if "x" in self.direction.live_outputs else []
-        yield from _indented(self._start("out_x", gradients, block, fresh=self.plan.owner != "sender"))
+        yield from indented(self._start("out_x", gradients, block, fresh=self.plan.owner != "sender"))
         for term, body in pairs:
-            yield from _indented(self._path(term, body))
-        yield from _indented(self._finish("out_x", gradients, block))
+            yield from indented(self._path(term, body))
+        yield from indented(self._finish("out_x", gradients, block))
         yield "}"
 
     def _path(self, terms: PathTerms, body: PathBody) -> Iterator[str]:
@@ -575,22 +577,22 @@ class _HostEmitter:
                 value = f"load<V>({row})" if problem.shared_weights else f"load_ahead<V>({row}, edge.ahead)"
                 yield f"{INDENT}const V {name} = {value};"
         for stem in ("g", "tg"):
-            yield from _indented(
+            yield from indented(
                 self._load(stem, name, out, m)
                 for m, name in enumerate(_components(stem, path.out, out.dim))
                 if name in body.reads
             )
         sums = _components("og", path.out, out.dim) if "g" in self.direction.live_outputs else []
-        yield from _indented(self._start("out_g", sums, out, fresh=self.spec.operation == "plain"))
+        yield from indented(self._start("out_g", sums, out, fresh=self.spec.operation == "plain"))
         weight = f"ow{path.index}"
         if weight in body.accumulates:
             start = f"load<V>(edge.out_w + {path.weight_offset} + u)" if problem.shared_weights else "zero"
             yield f"{INDENT}V {weight} = {start};"
-        yield from _indented(body.statements)
+        yield from indented(body.statements)
         if weight in body.accumulates:
             row = f"edge.out_w + {path.weight_offset} + u, {weight}"
             yield f"{INDENT}store({row});" if problem.shared_weights else f"{INDENT}stream({row}, edge.past_caches);"
-        yield from _indented(self._finish("out_g", sums, out))
+        yield from indented(self._finish("out_g", sums, out))
         yield "}"
 
     def _load(self, buffer: str, name: str, block: Block, m: int) -> str:
