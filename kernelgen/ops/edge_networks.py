@@ -26,9 +26,9 @@ from kernelgen.ops import gates
 from kernelgen.ops.autograd import leave, left_in
 from kernelgen.ops.base import OPERATORS, rebuilds, resolve
 from kernelgen.ops.library import EXPORTED_SIZE, Maybe, define_op, used_slots, will_run
-from kernelgen.ops.node_matrices import C_TYPES, are_there, as_bits
+from kernelgen.ops.node_matrices import are_there, as_bits
 from kernelgen.runtime.call import aligned, empty
-from kernelgen.runtime.kernel import FixedKernel
+from kernelgen.runtime.kernel import FixedKernel, KernelByDtype
 
 # Products ``a b`` of a tall matrix, a row an edge, with a small one; and where torch's product is taken instead.
 #
@@ -180,29 +180,20 @@ class _SiluGradient(torch.autograd.Function):
 
 def _joint_gradient(x: Tensor, c: Maybe, g: Tensor, t: Tensor) -> Tensor:
     """``a'(x) c + a''(x) g t`` of SiLU a; c may be zero."""
-    if not gates.takes(x, _silu_sources):
+    if not gates.takes(x, SILU.sources):
         found = t * g * _curvature(x)
         return found if c is None else found.add_(torch.ops.aten.silu_backward.default(c, x))
     given = [None if one is None else one.contiguous() for one in (x, c, g, t)]
     out = empty(tuple(x.shape), x)
     if count := x.numel():
         pointers = [0 if one is None else one.data_ptr() for one in (*given, out)]
-        silu_kernel(x.dtype).launch(x.get_device(), -(-count // (4 * _THREADS_OF_SILU)), *pointers, count)
+        SILU.of(x.dtype).launch(x.get_device(), -(-count // (4 * _THREADS_OF_SILU)), *pointers, count)
     return out
 
 
 _THREADS_OF_SILU = 256
-
-
-@functools.cache
-def silu_kernel(dtype: torch.dtype) -> FixedKernel:
-    """The kernel of the joint gradient."""
-    text = f"#define REAL {C_TYPES[dtype]}\n" + included("edge_networks.cuh:silu_gradient")
-    return FixedKernel(Source(text, "cuda", "equitune_silu_gradient"), 6, _THREADS_OF_SILU)
-
-
-def _silu_sources(dtype: torch.dtype) -> tuple[Source, ...]:
-    return (silu_kernel(dtype).source,)
+# Of the joint gradient.
+SILU = KernelByDtype("equitune_silu_gradient", "edge_networks.cuh:silu_gradient", count=6, threads=_THREADS_OF_SILU)
 
 
 def _slope(x: Tensor) -> Tensor:

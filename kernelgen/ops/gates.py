@@ -6,7 +6,6 @@ is an activation and c its constant.
 
 from __future__ import annotations
 
-import functools
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
@@ -15,14 +14,14 @@ from torch import Tensor
 
 from kernelgen.compat import run_eagerly, runs_eagerly
 from kernelgen.errors import UnsupportedError
-from kernelgen.kernels.source import Source, included
+from kernelgen.kernels.source import Source
 from kernelgen.ops.base import DTYPES
-from kernelgen.ops.node_matrices import C_TYPES, are_there, as_bits
+from kernelgen.ops.node_matrices import are_there, as_bits
 from kernelgen.runtime.call import empty
-from kernelgen.runtime.kernel import FixedKernel
+from kernelgen.runtime.kernel import KernelByDtype
 
-ENTRY = "equitune_gate"
 _THREADS = 256
+KERNEL = KernelByDtype("equitune_gate", "gates.cuh", count=12, threads=_THREADS)
 # Numbers of activations in the kernel.
 IDENTITY, SILU, TANH, SIGMOID, POLYNOMIAL, CUT_POLYNOMIAL = range(6)
 
@@ -87,7 +86,7 @@ class GateKernel:
         if nodes and self.channels:
             pointers = [tensor.data_ptr() for tensor in (*tensors, table)]
             sizes = (nodes, len(self.runs), self.channels, self.dim_in, self.dim_out, order)
-            kernel(f.dtype).launch(f.get_device(), -(-nodes * self.channels // _THREADS), *pointers, *sizes)
+            KERNEL.of(f.dtype).launch(f.get_device(), -(-nodes * self.channels // _THREADS), *pointers, *sizes)
 
     def table(self) -> list[int]:
         """The runs as the kernel describes them."""
@@ -99,20 +98,7 @@ class GateKernel:
         return numbers
 
 
-def source(dtype: torch.dtype) -> Source:
-    return Source(f"#define REAL {C_TYPES[dtype]}\n" + included("gates.cuh"), "cuda", ENTRY)
-
-
-@functools.cache
-def kernel(dtype: torch.dtype) -> FixedKernel:
-    return FixedKernel(source(dtype), 12, _THREADS)
-
-
-def _sources(dtype: torch.dtype) -> tuple[Source, ...]:
-    return (source(dtype),)
-
-
-def takes(features: Tensor, sources: Callable[[torch.dtype], tuple[Source, ...]] = _sources) -> bool:
+def takes(features: Tensor, sources: Callable[[torch.dtype], tuple[Source, ...]] = KERNEL.sources) -> bool:
     """Whether the kernel, or others with these sources, is for these features."""
     fits = features.is_cuda and features.dtype in DTYPES
     return fits and are_there(sources, features.dtype, features.get_device())

@@ -16,16 +16,19 @@ from torch import Tensor
 from kernelgen.compile.compiler import compile_many
 from kernelgen.device import device_facts
 from kernelgen.errors import CompileError, InputError, ToolMissingError
-from kernelgen.kernels.source import Source, included
+from kernelgen.kernels.source import Source
 from kernelgen.ops.base import DTYPES
 from kernelgen.runtime.call import empty
-from kernelgen.runtime.kernel import FixedKernel
+from kernelgen.runtime.kernel import KernelByDtype
 
 ENTRY = "equitune_block_matrices"
-C_TYPES = {torch.float32: "float", torch.float64: "double"}
 # Of the kernels: nodes of a chunk, columns of a tile, threads of a block. Most elements of a small structure fill one
 # chunk, and padding at most doubles a large structure's rows.
 CHUNK, _COLUMNS, _THREADS = 32, 64, 128
+_TILES = "node_matrices.cuh:block_tiles"
+# Of gradients by weights, and of the others.
+WEIGHTS = KernelByDtype(ENTRY, _TILES, "node_matrices.cuh:block_weights", count=14, threads=_THREADS)
+ROWS = KernelByDtype(ENTRY, _TILES, "node_matrices.cuh:block_rows", count=11, threads=_THREADS)
 # Up to so many nodes one launch is worth more than the speed of a library's products. On an H200 these kernels take as
 # long at 5184 nodes, with 21 launches for 61 in a step of MACE medium, 33 for 191 in one of SevenNet-l3i5.
 MOST_NODES = 8192
@@ -85,7 +88,7 @@ class BlockProduct:
             pointers = (features.data_ptr(), weights.data_ptr(), out.data_ptr(), table.data_ptr())
             grouped = (0, 0) if groups is None else (groups.slots.data_ptr(), groups.chunks.data_ptr())
             sizes = (nodes, features.stride(0), width, count, tiles)
-            kernel(features.dtype, False).launch(features.get_device(), chunks * tiles, *pointers, *grouped, *sizes)
+            ROWS.of(features.dtype).launch(features.get_device(), chunks * tiles, *pointers, *grouped, *sizes)
         return out
 
     def weights(self, x: Tensor, y: Tensor, groups: Groups | None = None, elements: int = 1) -> Tensor:
@@ -100,7 +103,7 @@ class BlockProduct:
             pointers = (x.data_ptr(), y.data_ptr(), out.data_ptr(), table.data_ptr())
             grouped = (0, 0) if groups is None else (groups.slots.data_ptr(), groups.begins.data_ptr())
             sizes = (nodes, x.stride(0), y.stride(0), count, tiles, elements, parts, self.numel)
-            kernel(x.dtype, True).launch(x.get_device(), tiles * elements * parts, *pointers, *grouped, *sizes)
+            WEIGHTS.of(x.dtype).launch(x.get_device(), tiles * elements * parts, *pointers, *grouped, *sizes)
         return out[0] if parts == 1 else out.sum(0)
 
     def _check(self, features: Tensor, other: Tensor, groups: Groups | None, fits: bool) -> None:
@@ -173,20 +176,6 @@ def as_bits(value: float) -> int:
     return struct.unpack("<q", struct.pack("<d", value))[0]
 
 
-def source(dtype: torch.dtype, of_weights: bool) -> Source:
-    """The source of the kernel for a dtype: of gradients by weights, or of the others."""
-    parts = (
-        "node_matrices.cuh:block_tiles",
-        "node_matrices.cuh:block_weights" if of_weights else "node_matrices.cuh:block_rows",
-    )
-    return Source(f"#define REAL {C_TYPES[dtype]}\n" + "".join(map(included, parts)), "cuda", ENTRY)
-
-
-@functools.cache
-def kernel(dtype: torch.dtype, of_weights: bool) -> FixedKernel:
-    return FixedKernel(source(dtype, of_weights), 14 if of_weights else 11, _THREADS)
-
-
 def takes(features: Tensor) -> bool:
     """Whether the kernels are for these features ``[nodes, dim]``: few, on a GPU, in a dtype of kernels."""
     fits = features.is_cuda and features.dtype in DTYPES and features.shape[0] <= MOST_NODES
@@ -194,7 +183,7 @@ def takes(features: Tensor) -> bool:
 
 
 def _sources(dtype: torch.dtype) -> tuple[Source, ...]:
-    return source(dtype, False), source(dtype, True)
+    return ROWS.source(dtype), WEIGHTS.source(dtype)
 
 
 @functools.cache

@@ -71,7 +71,7 @@ from kernelgen.ops.edge_networks import Network
 from kernelgen.ops.harmonics import HarmonicsOperator
 from kernelgen.ops.product import Operator
 from kernelgen.ops.radial_convolution import FusedRadial
-from kernelgen.ops.symmetric_contraction import ContractionOperator, sums_source
+from kernelgen.ops.symmetric_contraction import SUMS, ContractionOperator
 from kernelgen.runtime import graph as index_check
 from kernelgen.runtime.kernel import host_threads
 from kernelgen.runtime.runner import recipe_of
@@ -391,7 +391,7 @@ class Content:
         """A call's launches, with the kernels of all architectures."""
         found: list[dict[str, Any]] = []
         for index in self.indices:  # what Python checks the indices of a graph with
-            self.on_gpus(index_check.source_of(index))
+            self.on_gpus(index_check.CHECK.source(INDICES[index]))
         for facts in self.gpus:
             with assumed(facts):
                 made = [self._launch(one, self._targets(facts)) for one in launches(operator, call, self.indices)]
@@ -453,10 +453,8 @@ NETWORKS = ((64, 1), (64, 2), (64, 3), (128, 1))
 def node_sources(dtype: str) -> Iterator[Source]:
     """In float32 or float64: linear layers and products by element, gates, sums by element; and SiLU of edges."""
     of_torch = getattr(torch, dtype)
-    yield from (matrices.source(of_torch, of_weights) for of_weights in (False, True))
-    yield gates.source(of_torch)
-    yield sums_source(of_torch)
-    yield networks.silu_kernel(of_torch).source
+    for kernel in (matrices.ROWS, matrices.WEIGHTS, gates.KERNEL, SUMS, networks.SILU):
+        yield kernel.source(of_torch)
 
 
 def edge_sources() -> Iterator[Source]:

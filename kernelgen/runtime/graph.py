@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import contextlib
 import ctypes
-import functools
 import operator
 from collections.abc import Callable, Hashable, Iterator
 from typing import Any, NamedTuple
@@ -19,8 +18,7 @@ from torch import Tensor
 
 from kernelgen.compat import is_transforming, modes_at_work
 from kernelgen.errors import InputError
-from kernelgen.kernels.source import Source, included
-from kernelgen.runtime.kernel import FixedKernel
+from kernelgen.runtime.kernel import KernelByDtype
 
 # A GPU starts blocks in order. Up to this many nodes, the longest spans come first, so that none starts last. With more
 # nodes the load balances by itself, and their own order keeps neighbours close in memory.
@@ -177,25 +175,8 @@ def assert_indices(sender: Tensor, receiver: Tensor, num_in: int, num_out: int, 
 
 # Checks edge indices on a GPU with a small kernel, without synchronisation.
 
-ENTRY = "equitune_index_check"
 _THREADS, _MOST_BLOCKS = 256, 1024
-_TYPES = {torch.int32: "int", torch.int64: "long long"}
-
-
-@functools.cache
-def source(index: torch.dtype) -> Source:
-    """The source of the kernel for indices of a dtype."""
-    return Source(f"#define INDEX {_TYPES[index]}\n" + included("index_check.cuh"), "cuda", ENTRY)
-
-
-def source_of(index: str) -> Source:
-    """The same, by the name of a dtype."""
-    return source(getattr(torch, index))
-
-
-@functools.cache
-def _kernel(index: torch.dtype) -> FixedKernel:
-    return FixedKernel(source(index), 5, _THREADS)
+CHECK = KernelByDtype("equitune_index_check", "index_check.cuh", count=5, threads=_THREADS, name="INDEX")
 
 
 def check_on_device(name: str, index: Tensor, count: int) -> None:
@@ -214,7 +195,7 @@ def _launch(index: Tensor, count: int, is_receiver: bool, ascending: bool) -> No
     if edges:
         blocks = min(_MOST_BLOCKS, -(-edges // _THREADS))
         values = (index.data_ptr(), edges, count, int(is_receiver), int(ascending))
-        _kernel(index.dtype).launch(index.get_device(), blocks, *values)
+        CHECK.of(index.dtype).launch(index.get_device(), blocks, *values)
 
 
 # Remembers graphs, so that indices are checked and edges ordered once a graph instead of once a call.

@@ -27,7 +27,7 @@ from kernelgen.compile.gpu import has_nvrtc, misfit, nvrtc_version
 from kernelgen.device import NOT_RUN, device_facts
 from kernelgen.errors import LaunchError, ToolMissingError, UnsupportedError
 from kernelgen.kernels.dispatch import AnyPlan, emit, geometry, make_plan
-from kernelgen.kernels.source import Source
+from kernelgen.kernels.source import Source, included
 from kernelgen.kernels.spec import BUFFERS, AnySpec
 
 # Calls functions of the CUDA driver directly, because host time limits calls on small graphs.
@@ -389,6 +389,31 @@ class FixedKernel:
         status = launch_on(device, launch_function(), loaded.handle, shape, packed)
         if status != 0:
             raise LaunchError(f"{self.source.entry} with {values} failed on cuda:{device}: {error_name(status)}")
+
+
+class KernelByDtype:
+    """A :class:`FixedKernel` for each dtype, of sections of headers in which the dtype has a name, such as ``REAL``."""
+
+    def __init__(self, entry: str, *headers: str, count: int, threads: int, name: str = "REAL") -> None:
+        self.entry, self.headers, self.count, self.threads, self.name = entry, headers, count, threads, name
+        self._kernels: dict[torch.dtype, FixedKernel] = {}
+
+    def of(self, dtype: torch.dtype) -> FixedKernel:
+        """The kernel for a dtype."""
+        kernel = self._kernels.get(dtype)
+        if kernel is None:
+            kernel = self._kernels[dtype] = FixedKernel(self.source(dtype), self.count, self.threads)
+        return kernel
+
+    def source(self, dtype: torch.dtype) -> Source:
+        text = f"#define {self.name} {_C_TYPES[dtype]}\n" + "".join(map(included, self.headers))
+        return Source(text, "cuda", self.entry)
+
+    def sources(self, dtype: torch.dtype) -> tuple[Source, ...]:
+        return (self.source(dtype),)
+
+
+_C_TYPES = {torch.float32: "float", torch.float64: "double", torch.int32: "int", torch.int64: "long long"}
 
 
 # Flags by which kernels that zero their own outputs signal that the zeros are written (``product.cuh:zero_outputs``).

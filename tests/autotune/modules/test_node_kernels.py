@@ -21,7 +21,7 @@ from kernelgen.device import cuda_facts
 from kernelgen.errors import CompileError, InputError, ToolMissingError
 from kernelgen.ops import gates
 from kernelgen.ops import node_matrices as matrices
-from kernelgen.ops.edge_networks import few_pass_silu, silu_kernel
+from kernelgen.ops.edge_networks import SILU, few_pass_silu
 from kernelgen.runtime.kernel import FixedKernel
 
 
@@ -226,14 +226,14 @@ def test_without_a_compiler_torch_does_it(monkeypatch: pytest.MonkeyPatch) -> No
     monkeypatch.setattr(matrices, "device_facts", lambda _: cuda_facts("sm_90"))
     monkeypatch.setattr(matrices, "compile_many", refuse)
     matrices.are_there.cache_clear()
-    assert not matrices.are_there(lambda dtype: (gates.source(dtype),), torch.float32, 0)
+    assert not matrices.are_there(gates.KERNEL.sources, torch.float32, 0)
     monkeypatch.setattr(matrices, "compile_many", lambda items: [object()] * len(items))
     matrices.are_there.cache_clear()
-    assert matrices.are_there(lambda dtype: (gates.source(dtype),), torch.float32, 0)
+    assert matrices.are_there(gates.KERNEL.sources, torch.float32, 0)
     matrices.are_there.cache_clear()
     monkeypatch.setattr(matrices, "compile_many", lambda items: [object(), CompileError("a bug of ours")])
     with pytest.raises(CompileError, match="a bug of ours"):
-        matrices.are_there(lambda dtype: (gates.source(dtype),), torch.float32, 0)
+        matrices.are_there(gates.KERNEL.sources, torch.float32, 0)
 
 
 @pytest.mark.parametrize("power", [2.0, 6.0])
@@ -255,9 +255,8 @@ def test_the_kernels_compile(dtype: torch.dtype) -> None:
         nvrtc_version()
     except ToolMissingError as error:
         pytest.skip(str(error))
-    sources = (gates.source(dtype), matrices.source(dtype, False), matrices.source(dtype, True))
-    for source in (*sources, silu_kernel(dtype).source):
-        resources = compile_source(source, cuda_facts("sm_90")).resources
+    for kernel in (gates.KERNEL, matrices.ROWS, matrices.WEIGHTS, SILU):
+        resources = compile_source(kernel.source(dtype), cuda_facts("sm_90")).resources
         assert resources["spill_bytes"] == 0
         assert resources["registers"] <= (128 if dtype is torch.float32 else 255)
 
