@@ -145,15 +145,10 @@ class DifferentiableOperator(RegisteredOperator, Differentiable):
 # Eager calls through autograd. Each function's arguments are those of the op, with the operator instead of its text.
 
 
-def differentiable(operator: DifferentiableOperator, *arguments: Tensor) -> Tensor:
+def differentiable(operator: Differentiable, *arguments: Tensor) -> Tensor:
     """The value of inputs and the rest, differentiable twice."""
     if not is_eager(*arguments):
         return call(f"{operator.signature.name}_forward", *arguments, operator.text)
-    return eager_value(operator, *arguments)
-
-
-def eager_value(operator: Differentiable, *arguments: Tensor) -> Tensor:
-    """The same of tensors that torch neither traces nor transforms."""
     if torch.is_grad_enabled() and any(map(_REQUIRES_GRAD, arguments)):
         return _Value.apply(operator, *arguments)
     return operator.op_forward(*arguments)

@@ -38,12 +38,19 @@ from kernelgen.kernels.radial.plan import (
     operands_of,
     radial_plan,
 )
-from kernelgen.kernels.spec import BUFFERS
 from kernelgen.ops.autograd import PRODUCT, edges_of
 from kernelgen.ops.autograd import second_gradients as second_of_product
-from kernelgen.ops.base import INDEX_DTYPES, OPERATORS, PLACE, rebuilds, resolve
+from kernelgen.ops.base import INDEX_DTYPES, OPERATORS, rebuilds, resolve
 from kernelgen.ops.edge_networks import edge_product, full_product, sum_product
-from kernelgen.ops.library import Differentiable, Maybe, Signature, define_op, eager_value, gradients, second_gradients
+from kernelgen.ops.library import (
+    Differentiable,
+    Maybe,
+    Signature,
+    define_op,
+    differentiable,
+    gradients,
+    second_gradients,
+)
 from kernelgen.ops.product import Operator
 from kernelgen.problem.product import TensorProductProblem
 from kernelgen.runtime.call import Graph, aligned, empty, zeros
@@ -93,7 +100,7 @@ def radial_product(
         return operator(x, y, multiply.rows(h, matrix), sender, receiver, num_out=num_out)
     whole = operator.graph(x, y, sender, receiver, num_out, None)  # parts have orders of their own
     shared = _Call(whole, operator, Parts(operator, whole, most_edges), multiply, fused)
-    return eager_value(shared, x, y, h, matrix, *whole.saved)
+    return differentiable(shared, x, y, h, matrix, *whole.saved)
 
 
 class _Derivatives(Signature):
@@ -313,25 +320,20 @@ class FusedRadial:
         assert isinstance(plan, RadialPlan)
         num_in, num_edges = given["x"].shape[0], sender.shape[0]
         shapes = self.shapes(num_edges, num_in, num_out)
-        kept = {name: _ready(name, given[name], shapes[name], sender) for name in operands_of(direction)}
-        kept["sender"] = aligned(sender)
-        kept |= {name: one for name, one in (("spans", order.spans), ("perm", order.perm)) if one is not None}
-        pointers = [0] * len(BUFFERS)
-        for name, tensor in kept.items():
-            pointers[PLACE[name]] = tensor.data_ptr()
+        buffers = {name: _ready(name, given[name], shapes[name], sender) for name in operands_of(direction)}
+        buffers["sender"] = aligned(sender)
+        buffers |= {name: one for name, one in (("spans", order.spans), ("perm", order.perm)) if one is not None}
         found: dict[str, Tensor] = {}
         no_edges = num_edges == 0  # then nothing runs: a GPU refuses a grid without blocks
         if plan.marks and not no_edges:
-            marks = zeros((plan.marks, num_out), given["x"])
-            pointers[PLACE[MARKS]] = marks.data_ptr()
+            buffers[MARKS] = zeros((plan.marks, num_out), given["x"])
         for slot in direction.outputs:
             is_zeroed = no_edges or f"out_{slot}" in plan.zeroed
-            found[slot] = (zeros if is_zeroed else empty)(shapes[slot], given["x"])
+            found[slot] = buffers[f"out_{slot}"] = (zeros if is_zeroed else empty)(shapes[slot], given["x"])
             if poison and not is_zeroed:
                 found[slot].fill_(torch.nan)
-            pointers[PLACE[f"out_{slot}"]] = found[slot].data_ptr()
         if num_out and not no_edges:
-            kernel.run(pointers, num_edges, num_in, num_out, given["x"].get_device())
+            kernel.launch(buffers, num_edges, num_in, num_out)
         return found
 
     def shapes(self, num_edges: int, num_in: int, num_out: int) -> dict[str, tuple[int, int]]:

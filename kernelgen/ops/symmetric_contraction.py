@@ -25,7 +25,6 @@ from kernelgen.arithmetic.contraction import (
 from kernelgen.arithmetic.contraction_couplings import polynomials
 from kernelgen.device import device_facts
 from kernelgen.errors import InputError
-from kernelgen.kernels.spec import BUFFERS
 from kernelgen.kernels.symmetric_contraction import (
     ContractionSchedule,
     ContractionSpec,
@@ -34,7 +33,7 @@ from kernelgen.kernels.symmetric_contraction import (
     in_fixed_order,
     task_nodes,
 )
-from kernelgen.ops.base import DTYPES, INDEX_DTYPES, PLACE, rebuilds, register
+from kernelgen.ops.base import DTYPES, INDEX_DTYPES, rebuilds, register
 from kernelgen.ops.library import DifferentiableOperator, Maybe, Signature, define, differentiable
 from kernelgen.problem.contraction import ContractionProblem
 from kernelgen.runtime.call import WATCHERS, empty, tell, tell_of_preparing, zeros
@@ -198,16 +197,13 @@ class ContractionOperator(DifferentiableOperator):
         assert x is not None and w is not None
         self._check(x, w, elements)
         nodes, rows = x.shape[0], w.shape[0]
-        pointers, kept = [0] * len(BUFFERS), [elements.contiguous()]
+        buffers = {"sender": elements.contiguous()}
         for name in direction.operands:
             shape = w.shape if name.endswith("w") else (nodes, self.widths[name[-1]])
-            kept.append(self._ready(name, given[name], shape, x))
-            pointers[PLACE[name]] = kept[-1].data_ptr()
-        pointers[PLACE["sender"]] = kept[0].data_ptr()
+            buffers[name] = self._ready(name, given[name], shape, x)
         spans = None
         if self.schedules[direction.name].order == "element":
-            spans, perm = node_order(elements, rows)
-            pointers[PLACE["perm"]] = perm.data_ptr()
+            spans, buffers["perm"] = node_order(elements, rows)
         else:
             check_range(elements, rows)
         kernel = self._kernel(direction, elements)
@@ -220,12 +216,11 @@ class ContractionOperator(DifferentiableOperator):
             else:
                 shape = (nodes, self.widths[slot])
             is_zeroed = slot in plan.zeroed and not (plan.writes_zeros and nodes)
-            found[slot] = (zeros if is_zeroed else empty)(shape, x)
+            found[slot] = buffers[f"out_{slot}"] = (zeros if is_zeroed else empty)(shape, x)
             if poison and not is_zeroed:
                 found[slot].fill_(torch.nan)
-            pointers[PLACE[f"out_{slot}"]] = found[slot].data_ptr()
         if nodes:
-            kernel.run(pointers, nodes, of_task, rows, x.get_device())
+            kernel.launch(buffers, nodes, of_task, rows)
             if WATCHERS:
                 tell(self, direction, nodes, nodes, None, None)
         if "w" in found:

@@ -201,6 +201,8 @@ def error_name(status: int) -> str:
     return name.value.decode()
 
 
+# Position of each buffer among a kernel's pointers.
+PLACE = {name: place for place, name in enumerate(BUFFERS)}
 # Bytes of dynamic shared memory beyond which a kernel must request permission.
 _SHARED_WITHOUT_ASKING = 48 * 1024
 _KEPT_GEOMETRIES = 256
@@ -243,9 +245,10 @@ class Kernel:
 
     def launch(self, buffers: Mapping[str, Tensor], num_edges: int, num_in: int, num_out: int) -> None:
         """Run on ``buffers``, keyed by the names of ``BUFFERS``; missing ones are null."""
-        device = next(iter(buffers.values())).get_device()
-        pointers = [buffers[name].data_ptr() if name in buffers else 0 for name in BUFFERS]
-        self.run(pointers, num_edges, num_in, num_out, device)
+        pointers = [0] * len(BUFFERS)
+        for name, tensor in buffers.items():
+            pointers[PLACE[name]] = tensor.data_ptr()
+        self.run(pointers, num_edges, num_in, num_out, next(iter(buffers.values())).get_device())
 
     def run(self, pointers: Sequence[int], num_edges: int, num_in: int, num_out: int, device: int) -> None:
         """Run on addresses in the order of ``BUFFERS`` (0: none), 16-byte aligned, of contiguous tensors."""

@@ -21,6 +21,7 @@ from kernelgen.kernels.radial.plan import MARKS, RadialSchedule, RadialSpec, rad
 from kernelgen.ops import radial_convolution as fused
 from kernelgen.ops.product import Operator
 from kernelgen.runtime.graph import order_by
+from kernelgen.runtime.kernel import Kernel
 
 
 class EmulatedKernel:
@@ -30,6 +31,8 @@ class EmulatedKernel:
 
     def __init__(self, spec: RadialSpec) -> None:
         self.plan = make_plan(spec)
+
+    launch = Kernel.launch
 
     def run(self, pointers: Sequence[int], num_edges: int, num_in: int, num_out: int, device: int) -> None:
         self.ran.append(self.plan.spec.direction.text)
