@@ -32,9 +32,9 @@ from kernelgen.ops.product import Operator as Operator
 from kernelgen.ops.product import build as build
 from kernelgen.ops.symmetric_contraction import ContractionOperator as ContractionOperator
 from kernelgen.ops.symmetric_contraction import build_contraction as build_contraction
-from kernelgen.problem.contraction import ContractionProblem as ContractionProblem
-from kernelgen.problem.harmonics import HarmonicsProblem as HarmonicsProblem
 from kernelgen.problem.irreps import Instruction as Instruction
+from kernelgen.problem.other_kinds import ContractionProblem as ContractionProblem
+from kernelgen.problem.other_kinds import HarmonicsProblem as HarmonicsProblem
 from kernelgen.problem.product import TensorProductProblem as TensorProductProblem
 from kernelgen.runtime.graph import EdgeOrder as EdgeOrder
 from kernelgen.runtime.graph import check_indices as check_indices

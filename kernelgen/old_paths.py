@@ -33,6 +33,7 @@ MOVED: dict[str, str] = {
     "arithmetic.directions": "terms.directions",
     "arithmetic.harmonics": "terms.harmonics_statements terms.scalar_statements",
     "compat": "e3nn_import torch_versions tracing",
+    "compile.compiler": "compile.cache",
     "compile.gpu": "compile.hip compile.nvrtc",
     "compile.job": "compile.elf compile.leftovers",
     "compile.pack_file": "compile.pack_index compile.shipped",
@@ -87,17 +88,18 @@ MOVED: dict[str, str] = {
     ),
     "packs.library": "packs.ranks packs.sums",
     "packs.write": "packs.calls packs.content packs.exported packs.fixed packs.make packs.recorded",
-    "problem.contraction": "problem.symmetric_contraction",
-    "problem.harmonics": "problem.edge_vectors problem.spherical_harmonics",
     "problem.irreps": "problem.connection_modes",
+    "problem.other_kinds": (
+        "problem.contraction problem.edge_vectors problem.harmonics problem.spherical_harmonics "
+        "problem.symmetric_contraction"
+    ),
     "problem.product": (
         "plan.size_class problem.from_e3nn problem.radial_convolution problem.shape problem.sizes "
         "problem.tensor_product"
     ),
-    "runtime.call": "runtime.allocation runtime.arguments watchers",
+    "runtime.call": "runtime.allocation runtime.arguments runtime.calls runtime.runner watchers",
     "runtime.graph": "runtime.index_check runtime.known_graphs",
     "runtime.kernel": "runtime.cuda_driver runtime.instruction_cache runtime.zero_flags",
-    "runtime.runner": "runtime.calls",
 }
 # By old name of a module, what is called otherwise in the new one.
 RENAMED: dict[str, dict[str, str]] = {

@@ -200,7 +200,7 @@ def _software() -> Iterator[tuple[str, str, str]]:
 
 
 def _cache() -> Iterator[tuple[str, str, str]]:
-    from kernelgen.compile.cache import cache_dir, require_private
+    from kernelgen.compile.compiler import cache_dir, require_private
     from kernelgen.errors import CacheError
 
     folder = cache_dir()

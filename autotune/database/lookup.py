@@ -61,7 +61,7 @@ from kernelgen.kernels.product.schedule import CudaSchedule
 from kernelgen.kernels.spherical_harmonics import VectorSchedule
 from kernelgen.ops.harmonics import HarmonicProduct, build_harmonics
 from kernelgen.ops.product import build
-from kernelgen.problem.harmonics import VectorProblem
+from kernelgen.problem.other_kinds import VectorProblem
 
 _NOTHING = "nothing is tuned for this problem at about this size, on this device or its architecture"
 

@@ -25,7 +25,7 @@ from autotune.database.model_of_time import Features, PredictionTable, Trees, Wi
 from autotune.database.nearest import canonical_product, nearest_values
 from autotune.database.store import database_path, replace_file
 from autotune.workload.workload import GraphClass
-from kernelgen.compile.cache import cache_dir
+from kernelgen.compile.compiler import cache_dir
 from kernelgen.device import DeviceFacts, device_facts
 from kernelgen.errors import EquituneError, ScheduleError
 from kernelgen.files import parse_json

@@ -34,7 +34,7 @@ from kernelgen.ops.harmonics import build_harmonics
 from kernelgen.ops.product import Operator, build
 from kernelgen.ops.radial_convolution import FusedRadial, radial_product
 from kernelgen.ops.symmetric_contraction import build_contraction
-from kernelgen.problem.harmonics import VectorProblem
+from kernelgen.problem.other_kinds import VectorProblem
 from kernelgen.runtime.graph import EdgeOrder
 
 Run = Callable[[], dict[str, Tensor]]

@@ -22,8 +22,8 @@ from kernelgen.errors import ProblemError, UnsupportedError
 from kernelgen.ops.base import DTYPES, OPERATORS
 from kernelgen.ops.harmonics import FUSED, HarmonicProduct, HarmonicsOperator
 from kernelgen.ops.product import Operator
-from kernelgen.problem.harmonics import MAX_DEGREE, NORMALIZATIONS, HarmonicsProblem, VectorProblem
 from kernelgen.problem.irreps import Irreps, parse_irreps
+from kernelgen.problem.other_kinds import MAX_DEGREE, NORMALIZATIONS, HarmonicsProblem, VectorProblem
 
 Degrees: TypeAlias = "int | Iterable[int] | str | o3.Irreps"
 

@@ -17,8 +17,8 @@ from autotune.workload.workload import LAYOUTS
 from kernelgen.arithmetic.contraction_couplings import polynomials
 from kernelgen.compat import o3
 from kernelgen.errors import ProblemError
-from kernelgen.problem.contraction import ContractionProblem
 from kernelgen.problem.irreps import parse_irreps
+from kernelgen.problem.other_kinds import ContractionProblem
 
 
 class TunedContraction(TunedRows):

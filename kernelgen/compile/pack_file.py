@@ -41,9 +41,8 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
-from kernelgen.compile.cache import Binary
 from kernelgen.compile.host import processor_features
-from kernelgen.compile.job import is_whole
+from kernelgen.compile.job import Binary, is_whole
 from kernelgen.device import DeviceFacts
 from kernelgen.errors import PackError, cause_of
 from kernelgen.files import parse_json

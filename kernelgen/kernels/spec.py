@@ -12,7 +12,7 @@ from kernelgen.errors import ScheduleError, UnsupportedError
 from kernelgen.kernels.knobs import Knobs
 from kernelgen.kernels.product.schedule import CudaSchedule, Schedule
 from kernelgen.kernels.source import ENTRY
-from kernelgen.problem.harmonics import HarmonicsProblem
+from kernelgen.problem.other_kinds import HarmonicsProblem
 from kernelgen.problem.product import TensorProductProblem
 
 BYTES = {"float32": 4, "float64": 8}

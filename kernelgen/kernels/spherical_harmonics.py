@@ -19,7 +19,7 @@ from kernelgen.errors import ScheduleError
 from kernelgen.kernels.knobs import Knobs, read_schedule
 from kernelgen.kernels.source import LaunchRule, Share, Source, included
 from kernelgen.kernels.spec import BYTES, INDENT, Spec, gpu_entry, host_entry
-from kernelgen.problem.harmonics import HarmonicsProblem
+from kernelgen.problem.other_kinds import HarmonicsProblem
 
 
 @dataclass(frozen=True)

@@ -19,7 +19,7 @@ from kernelgen.kernels.knobs import Knobs, power_of_two_at_most, read_schedule
 from kernelgen.kernels.product.emit import HEADER, ZEROS, zero_blocks, zero_lines
 from kernelgen.kernels.source import LaunchRule, Share, Source, included
 from kernelgen.kernels.spec import BYTES, INDENT, ORDER_OF_BLOCKS, braced, gpu_entry, host_entry, indented
-from kernelgen.problem.contraction import ContractionProblem
+from kernelgen.problem.other_kinds import ContractionProblem
 
 
 @dataclass(frozen=True)

@@ -38,11 +38,10 @@ from kernelgen.ops.autograd import first_gradients, gradient_of_product, sole_le
 from kernelgen.ops.base import DTYPES, rebuilds, register
 from kernelgen.ops.library import DifferentiableOperator, Maybe, Signature, define, differentiable, gradients
 from kernelgen.ops.product import Operator
-from kernelgen.problem.harmonics import HarmonicsProblem, VectorProblem
-from kernelgen.runtime.call import WATCHERS, Graph, Operands, empty, tell, tell_of_preparing
+from kernelgen.problem.other_kinds import HarmonicsProblem, VectorProblem
+from kernelgen.runtime.call import WATCHERS, AnyRunner, Graph, Operands, RunnerKey, empty, tell, tell_of_preparing
 from kernelgen.runtime.graph import EdgeOrder
 from kernelgen.runtime.kernel import PLACE, Kernel, load_kernel
-from kernelgen.runtime.runner import AnyRunner, RunnerKey
 
 HARMONICS = Signature(
     name="sh",

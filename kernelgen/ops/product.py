@@ -1,7 +1,7 @@
 """The operator of a tensor product, a differentiable torch function.
 
 ``build`` makes an :class:`Operator`. Its ``forward`` uses ``kernelgen.ops.autograd``, or the torch ops of
-``kernelgen.ops.library`` if torch traces; the calls without autograd are in ``kernelgen.runtime.runner``. Kernels
+``kernelgen.ops.library`` if torch traces; the calls without autograd are in ``kernelgen.runtime.call``. Kernels
 compile at first use, one for each direction and set of wanted gradients.
 """
 
@@ -35,9 +35,9 @@ from kernelgen.ops.autograd import PRODUCT, order_for_size, product
 from kernelgen.ops.base import DTYPES, INDEX_DTYPES, rebuilds, register
 from kernelgen.ops.first_run import LISTENERS, Choice, Waiting, can_choose, choose
 from kernelgen.ops.library import DifferentiableOperator, Maybe
-from kernelgen.problem.harmonics import HarmonicsProblem
+from kernelgen.problem.other_kinds import HarmonicsProblem
 from kernelgen.problem.product import TensorProductProblem
-from kernelgen.runtime.call import Checks, Graph, Operands
+from kernelgen.runtime.call import AnyRunner, Checks, DirectCalls, Graph, Operands, Runner, RunnerKey, SplitRunner
 from kernelgen.runtime.graph import (
     KNOWN_GRAPHS,
     NO_ORDER,
@@ -49,7 +49,6 @@ from kernelgen.runtime.graph import (
     order_by,
     row_count,
 )
-from kernelgen.runtime.runner import AnyRunner, DirectCalls, Runner, RunnerKey, SplitRunner
 
 
 def build(

@@ -35,7 +35,7 @@ from kernelgen.kernels.symmetric_contraction import (
 )
 from kernelgen.ops.base import DTYPES, INDEX_DTYPES, rebuilds, register
 from kernelgen.ops.library import DifferentiableOperator, Maybe, Signature, define, differentiable
-from kernelgen.problem.contraction import ContractionProblem
+from kernelgen.problem.other_kinds import ContractionProblem
 from kernelgen.runtime.call import WATCHERS, empty, tell, tell_of_preparing, zeros
 from kernelgen.runtime.graph import KNOWN_GRAPHS, EdgeOrder, order_by
 from kernelgen.runtime.kernel import Kernel, KernelByDtype, load_kernel

@@ -73,8 +73,8 @@ from kernelgen.ops.product import Operator
 from kernelgen.ops.radial_convolution import FusedRadial
 from kernelgen.ops.symmetric_contraction import SUMS, ContractionOperator
 from kernelgen.runtime import graph as index_check
+from kernelgen.runtime.call import recipe_of
 from kernelgen.runtime.kernel import host_threads
-from kernelgen.runtime.runner import recipe_of
 from kernelgen.version import GENERATOR_VERSION, __version__
 
 INDICES = {"int32": torch.int32, "int64": torch.int64}

@@ -21,9 +21,9 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from kernelgen.compile.cache import Binary
 from kernelgen.compile.compiler import compile_source
 from kernelgen.compile.gpu import has_nvrtc, misfit, nvrtc_version
+from kernelgen.compile.job import Binary
 from kernelgen.device import NOT_RUN, device_facts
 from kernelgen.errors import LaunchError, ToolMissingError, UnsupportedError
 from kernelgen.kernels.dispatch import AnyPlan, emit, geometry, make_plan

@@ -32,7 +32,7 @@ from kernelgen.arithmetic import contraction_couplings as equivariant_polynomial
 from kernelgen.arithmetic.contraction import CONTRACTION_DIRECTIONS
 from kernelgen.device import DeviceFacts, cuda_facts, device_facts
 from kernelgen.kernels.symmetric_contraction import ContractionHostSchedule
-from kernelgen.problem.contraction import ContractionProblem
+from kernelgen.problem.other_kinds import ContractionProblem
 
 PROBLEM = ContractionProblem("0e+1o+2e", "1o+0e", 3, 4)
 FEW = GraphSpec("few", NodesAlone(20, 7, 3))

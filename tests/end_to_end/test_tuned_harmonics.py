@@ -36,7 +36,7 @@ from kernelgen.device import cuda_facts, device_facts
 from kernelgen.errors import ProblemError
 from kernelgen.kernels.product.schedule import HostSchedule
 from kernelgen.kernels.spherical_harmonics import HarmonicsCudaSchedule, HarmonicsHostSchedule
-from kernelgen.problem.harmonics import HarmonicsProblem
+from kernelgen.problem.other_kinds import HarmonicsProblem
 
 L2 = HarmonicsProblem((0, 1, 2), "component", True)
 FEW = GraphSpec("few", EdgesAlone(300))

@@ -29,7 +29,7 @@ from kernelgen.kernels.dispatch import make_plan
 from kernelgen.kernels.spec import Spec
 from kernelgen.kernels.spherical_harmonics import VectorHostSchedule
 from kernelgen.ops.harmonics import FUSED, HarmonicsOperator
-from kernelgen.problem.harmonics import HarmonicsProblem, VectorProblem
+from kernelgen.problem.other_kinds import HarmonicsProblem, VectorProblem
 from kernelgen.problem.product import TensorProductProblem
 
 L1 = HarmonicsProblem((0, 1), "component", True)

@@ -20,7 +20,7 @@ from kernelgen.kernels.symmetric_contraction import (
     ContractionSchedule,
     ContractionSpec,
 )
-from kernelgen.problem.contraction import ContractionProblem
+from kernelgen.problem.other_kinds import ContractionProblem
 
 PROBLEMS = {
     "usual": ContractionProblem("0e+1o+2e", "0e+1o", 3, 32),

@@ -21,7 +21,7 @@ from kernelgen.kernels.product.schedule import CudaSchedule
 from kernelgen.kernels.radial.plan import RadialPlan
 from kernelgen.kernels.spec import BUFFERS, Spec
 from kernelgen.kernels.spherical_harmonics import HarmonicsPlan
-from kernelgen.problem.harmonics import HarmonicsProblem
+from kernelgen.problem.other_kinds import HarmonicsProblem
 from kernelgen.runtime.graph import longest_first
 
 FACTS = cuda_facts("sm_90")

@@ -38,7 +38,7 @@ from kernelgen.kernels.dispatch import emit, make_plan
 from kernelgen.kernels.product.schedule import CudaSchedule, HostSchedule
 from kernelgen.kernels.spec import AnySpec, Spec
 from kernelgen.kernels.spherical_harmonics import HarmonicsCudaSchedule, HarmonicsHostSchedule, HarmonicsSpec
-from kernelgen.problem.harmonics import HarmonicsProblem
+from kernelgen.problem.other_kinds import HarmonicsProblem
 from kernelgen.problem.product import TensorProductProblem
 
 PATH = ROOT / "tests" / "golden" / "kernel_texts.json"

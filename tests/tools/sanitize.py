@@ -37,11 +37,10 @@ from kernelgen.kernels.spec import AnySpec, Spec
 from kernelgen.kernels.spherical_harmonics import HarmonicsCudaSchedule, HarmonicsSpec
 from kernelgen.kernels.symmetric_contraction import ContractionCudaSchedule, ContractionSpec
 from kernelgen.ops.symmetric_contraction import build_contraction
-from kernelgen.problem.contraction import ContractionProblem
-from kernelgen.problem.harmonics import HarmonicsProblem
+from kernelgen.problem.other_kinds import ContractionProblem, HarmonicsProblem
+from kernelgen.runtime.call import recipe_of
 from kernelgen.runtime.graph import order_by
 from kernelgen.runtime.kernel import load_kernel
-from kernelgen.runtime.runner import recipe_of
 
 test_gpu = load_tests("end_to_end/test_gpu.py")
 test_zeros = load_tests("kernelgen/runtime/test_zeros.py")

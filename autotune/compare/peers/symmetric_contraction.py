@@ -22,7 +22,7 @@ from autotune.measure.operations import Call
 from autotune.measure.references import EXACT, by_component, contract, contraction_of, from_component
 from autotune.workload.workload import DTYPES
 from kernelgen.arithmetic.contraction_couplings import polynomials
-from kernelgen.problem.contraction import ContractionProblem
+from kernelgen.problem.other_kinds import ContractionProblem
 
 # Values [nodes, components, channels] of x [nodes, components, channels] and weights [nodes, peer's weights, channels].
 Evaluate = Callable[[torch.Tensor, torch.Tensor], torch.Tensor]

@@ -35,7 +35,7 @@ from kernelgen.kernels.spherical_harmonics import (
     harmonics_schedule_from_dict,
 )
 from kernelgen.ops.harmonics import FUSED
-from kernelgen.problem.harmonics import SEPARATOR, HarmonicsProblem, VectorProblem
+from kernelgen.problem.other_kinds import SEPARATOR, HarmonicsProblem, VectorProblem
 from kernelgen.problem.product import TensorProductProblem
 
 # The slots that each direction reads.

@@ -26,7 +26,7 @@ from kernelgen.kernels.symmetric_contraction import (
     contraction_schedule_from_dict,
     default_contraction_schedule,
 )
-from kernelgen.problem.contraction import ContractionProblem
+from kernelgen.problem.other_kinds import ContractionProblem
 
 OPERATION = ContractionSpec.operation
 # A node's element, in 32 bits.

@@ -24,7 +24,7 @@ from kernelgen.errors import ProblemError
 from kernelgen.kernels.product.schedule import HostSchedule
 from kernelgen.kernels.spherical_harmonics import HarmonicsHostSchedule, VectorHostSchedule
 from kernelgen.ops.base import OPERATORS
-from kernelgen.problem.harmonics import HarmonicsProblem, VectorProblem
+from kernelgen.problem.other_kinds import HarmonicsProblem, VectorProblem
 from kernelgen.runtime.call import WATCHERS
 from kernelgen.runtime.graph import edge_order
 

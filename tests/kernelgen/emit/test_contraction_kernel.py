@@ -33,7 +33,7 @@ from kernelgen.kernels.symmetric_contraction import (
     task_nodes,
 )
 from kernelgen.ops.symmetric_contraction import sums_by_element
-from kernelgen.problem.contraction import ContractionProblem
+from kernelgen.problem.other_kinds import ContractionProblem
 from kernelgen.runtime.graph import order_by
 from kernelgen.runtime.kernel import load_kernel
 

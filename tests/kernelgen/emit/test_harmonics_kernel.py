@@ -25,7 +25,7 @@ from kernelgen.kernels.spherical_harmonics import (
     harmonics_schedule_from_dict,
 )
 from kernelgen.ops.harmonics import HarmonicsOperator, build_harmonics
-from kernelgen.problem.harmonics import HarmonicsProblem
+from kernelgen.problem.other_kinds import HarmonicsProblem
 from kernelgen.runtime.kernel import load_kernel
 
 FACTS = cuda_facts("sm_90")

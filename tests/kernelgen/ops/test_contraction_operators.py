@@ -13,7 +13,7 @@ from kernelgen.device import cuda_facts
 from kernelgen.errors import UnsupportedError
 from kernelgen.kernels.symmetric_contraction import ContractionCudaSchedule, ContractionHostSchedule
 from kernelgen.ops.symmetric_contraction import ContractionOperator, build_contraction, sums_by_element
-from kernelgen.problem.contraction import ContractionProblem
+from kernelgen.problem.other_kinds import ContractionProblem
 from kernelgen.runtime.graph import order_by
 
 TOLERANCE = {torch.float32: 1e-5, torch.float64: 1e-12}

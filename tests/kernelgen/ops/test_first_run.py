@@ -19,8 +19,8 @@ from kernelgen.ops.base import OPERATORS, resolve
 from kernelgen.ops.first_run import FEWEST_EDGES, LISTENERS, Choice, agreed, best_of, times_of
 from kernelgen.ops.harmonics import HarmonicProduct, build_harmonics
 from kernelgen.ops.product import Operator, build
-from kernelgen.problem.harmonics import HarmonicsProblem
-from kernelgen.runtime import runner as runners
+from kernelgen.problem.other_kinds import HarmonicsProblem
+from kernelgen.runtime import call as runners
 
 FIRST = HostSchedule()
 OTHERS = (HostSchedule(accumulate="atomics"), HostSchedule(fuse=False))

@@ -25,7 +25,7 @@ from kernelgen.kernels.product.schedule import CudaSchedule
 from kernelgen.kernels.spec import Spec
 from kernelgen.ops.harmonics import FUSED, HarmonicProduct, build_harmonics
 from kernelgen.ops.product import build
-from kernelgen.problem.harmonics import HarmonicsProblem
+from kernelgen.problem.other_kinds import HarmonicsProblem
 from kernelgen.problem.product import TensorProductProblem
 
 UNIT = HarmonicsProblem((0, 1, 2), "component", True)

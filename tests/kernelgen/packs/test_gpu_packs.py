@@ -33,7 +33,7 @@ from kernelgen.ops.radial_convolution import FusedRadial
 from kernelgen.ops.symmetric_contraction import SUMS, build_contraction
 from kernelgen.packs.library import source_folder
 from kernelgen.packs.write import Call, launches, recording, write_calls
-from kernelgen.problem.harmonics import HarmonicsProblem
+from kernelgen.problem.other_kinds import HarmonicsProblem
 from kernelgen.problem.product import TensorProductProblem
 from kernelgen.runtime import graph as index_check
 from kernelgen.runtime import kernel as cuda_driver

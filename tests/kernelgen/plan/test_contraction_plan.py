@@ -29,7 +29,7 @@ from kernelgen.kernels.symmetric_contraction import (
     default_contraction_schedule,
     task_nodes,
 )
-from kernelgen.problem.contraction import ContractionProblem
+from kernelgen.problem.other_kinds import ContractionProblem
 
 SMALL = ContractionProblem("0e+1o", "0e+1o", 2, 6)
 MACE = ContractionProblem("0e+1o+2e+3o", "0e+1o+2e", 3, 128)

@@ -21,7 +21,7 @@ from kernelgen.kernels.spec import BUFFERS, Spec, host_entry
 from kernelgen.kernels.spherical_harmonics import HarmonicsHostSchedule
 from kernelgen.ops.harmonics import build_harmonics
 from kernelgen.ops.product import build
-from kernelgen.problem.harmonics import HarmonicsProblem
+from kernelgen.problem.other_kinds import HarmonicsProblem
 from kernelgen.problem.product import TensorProductProblem
 from kernelgen.runtime import kernel as launch
 
