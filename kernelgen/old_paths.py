@@ -75,10 +75,9 @@ MOVED: dict[str, str] = {
     ),
     "ops.base": "harmonics_library library ops.family ops.registry",
     "ops.edge_networks": "ops.edges.networks ops.edges.products ops.edges.silu ops.edges.tall_matrices",
-    "ops.gates": "ops.nodes.gates",
     "ops.harmonics": "ops.edge_vectors ops.harmonics_operator ops.harmonics_ops ops.vectors",
     "ops.library": "ops.torch_ops ops.transforms",
-    "ops.node_matrices": "ops.nodes.matrices",
+    "ops.node_kernels": "ops.gates ops.node_matrices ops.nodes.gates ops.nodes.matrices",
     "ops.product": "ops.operator",
     "ops.radial_convolution": (
         "ops.radial.convolution ops.radial.fused ops.radial.parts ops.radial.products ops.radial.transformed"
@@ -107,6 +106,8 @@ RENAMED: dict[str, dict[str, str]] = {
     "harmonics_library": {"resolve_harmonics": "resolve"},
     "ops.edges.networks": {"fits": "network_fits", "sources": "network_sources"},
     "ops.edges.tall_matrices": {"fits": "product_fits", "sources": "product_sources"},
+    "ops.gates": {"takes": "may_launch"},
+    "ops.nodes.gates": {"takes": "may_launch"},
     "runtime.zero_flags": {"Launch": "FlaggedLaunch"},
 }
 

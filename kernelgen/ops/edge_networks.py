@@ -22,11 +22,10 @@ from kernelgen.compat import is_autocast, run_eagerly, runs_eagerly, without_aut
 from kernelgen.device import device_facts
 from kernelgen.errors import UnsupportedError
 from kernelgen.kernels.source import LaunchRule, Share, Source, included
-from kernelgen.ops import gates
 from kernelgen.ops.autograd import leave, left_in
 from kernelgen.ops.base import OPERATORS, rebuilds, resolve
 from kernelgen.ops.library import EXPORTED_SIZE, Maybe, define_op, used_slots, will_run
-from kernelgen.ops.node_matrices import are_there, as_bits
+from kernelgen.ops.node_kernels import are_there, as_bits, may_launch
 from kernelgen.runtime.call import aligned, empty
 from kernelgen.runtime.kernel import FixedKernel, KernelByDtype
 
@@ -180,20 +179,19 @@ class _SiluGradient(torch.autograd.Function):
 
 def _joint_gradient(x: Tensor, c: Maybe, g: Tensor, t: Tensor) -> Tensor:
     """``a'(x) c + a''(x) g t`` of SiLU a; c may be zero."""
-    if not gates.takes(x, SILU.sources):
+    if not may_launch(x, SILU_GRADIENT.sources):
         found = t * g * _curvature(x)
         return found if c is None else found.add_(torch.ops.aten.silu_backward.default(c, x))
     given = [None if one is None else one.contiguous() for one in (x, c, g, t)]
     out = empty(tuple(x.shape), x)
     if count := x.numel():
         pointers = [0 if one is None else one.data_ptr() for one in (*given, out)]
-        SILU.of(x.dtype).launch(x.get_device(), -(-count // (4 * _THREADS_OF_SILU)), *pointers, count)
+        SILU_GRADIENT.of(x.dtype).launch(x.get_device(), -(-count // (4 * SILU_GRADIENT.threads)), *pointers, count)
     return out
 
 
-_THREADS_OF_SILU = 256
 # Of the joint gradient.
-SILU = KernelByDtype("equitune_silu_gradient", "edge_networks.cuh:silu_gradient", count=6, threads=_THREADS_OF_SILU)
+SILU_GRADIENT = KernelByDtype("equitune_silu_gradient", "edge_networks.cuh:silu_gradient", count=6, threads=256)
 
 
 def _slope(x: Tensor) -> Tensor:

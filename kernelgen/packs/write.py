@@ -62,13 +62,10 @@ from kernelgen.files import parse_json
 from kernelgen.kernels.dispatch import AnyPlan, emit, launch_rule, make_plan
 from kernelgen.kernels.radial.plan import operands_of
 from kernelgen.kernels.source import LaunchRule, Source
-from kernelgen.ops import edge_networks as networks
-from kernelgen.ops import edge_networks as tall_matrices
-from kernelgen.ops import gates
-from kernelgen.ops import node_matrices as matrices
 from kernelgen.ops.base import resolve
-from kernelgen.ops.edge_networks import Network
+from kernelgen.ops.edge_networks import SILU_GRADIENT, Network, network_sources, product_sources
 from kernelgen.ops.harmonics import HarmonicsOperator
+from kernelgen.ops.node_kernels import GATES, ROWS, WEIGHTS
 from kernelgen.ops.product import Operator
 from kernelgen.ops.radial_convolution import FusedRadial
 from kernelgen.ops.symmetric_contraction import SUMS, ContractionOperator
@@ -453,14 +450,14 @@ NETWORKS = ((64, 1), (64, 2), (64, 3), (128, 1))
 def node_sources(dtype: str) -> Iterator[Source]:
     """In float32 or float64: linear layers and products by element, gates, sums by element; and SiLU of edges."""
     of_torch = getattr(torch, dtype)
-    for kernel in (matrices.ROWS, matrices.WEIGHTS, gates.KERNEL, SUMS, networks.SILU):
+    for kernel in (ROWS, WEIGHTS, GATES, SUMS, SILU_GRADIENT):
         yield kernel.source(of_torch)
 
 
 def edge_sources() -> Iterator[Source]:
     """Products of edges with the last matrix of the usual radial networks, and their hidden layers, in float32."""
-    yield from tall_matrices.product_sources(HIDDEN)
-    yield from networks.network_sources(NETWORKS)
+    yield from product_sources(HIDDEN)
+    yield from network_sources(NETWORKS)
 
 
 # The calls of Equitune's operators in an exported model, read from its file without loading it.

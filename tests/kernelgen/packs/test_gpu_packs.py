@@ -24,8 +24,8 @@ from kernelgen.kernels.radial.plan import RadialSchedule
 from kernelgen.kernels.source import Source
 from kernelgen.kernels.spherical_harmonics import HarmonicsCudaSchedule
 from kernelgen.ops import edge_networks as tall_matrices
-from kernelgen.ops import gates
-from kernelgen.ops import node_matrices as matrices
+from kernelgen.ops import node_kernels as gates
+from kernelgen.ops import node_kernels as matrices
 from kernelgen.ops.base import OPERATORS, resolve
 from kernelgen.ops.harmonics import build_harmonics
 from kernelgen.ops.product import build
@@ -243,18 +243,18 @@ def test_kernels_at_nodes_come_from_packs(tmp_path: Path, no_compiler: None) -> 
         products += [kernel.source for kernel in edges]
         for source in (
             *products,
-            gates.KERNEL.source(dtype),
+            gates.GATES.source(dtype),
             SUMS.source(dtype),
             index_check.CHECK.source(torch.int64),
         ):
             found = compile_source(source, cuda_facts(arch))
             assert found.path.read_bytes().startswith(begin), (source.entry, arch)
     with pytest.raises(ToolMissingError):
-        compile_source(gates.KERNEL.source(torch.float64), cuda_facts("sm_90"))
+        compile_source(gates.GATES.source(torch.float64), cuda_facts("sm_90"))
 
 
 def test_what_a_gpu_ran_is_recorded_for_more_architectures(tmp_path: Path) -> None:
-    source = gates.KERNEL.source(torch.float32)
+    source = gates.GATES.source(torch.float32)
     with recording(tmp_path / "ran.pack", archs=("sm_80",)) as recorded:
         compile_source(source, cuda_facts("sm_90"))
     kernels = PackFile(recorded.written.path).index["kernels"]
