@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from typing import Any, Protocol
@@ -119,6 +120,12 @@ class Spec:
         direct = self.direction.operands
         vectors = self.harmonics is not None and "y" in self.direction.live_outputs and "y" not in direct
         return (*direct, "y") if vectors else direct
+
+
+def with_knobs(plan: Any, **knobs: Any) -> Any:
+    """The plan with some knobs of its schedule changed."""
+    schedule = dataclasses.replace(plan.spec.schedule, **knobs)
+    return dataclasses.replace(plan, spec=dataclasses.replace(plan.spec, schedule=schedule))
 
 
 # The signature that all kernels share, as C++ text: pointers (``BUFFERS`` of the spec), then sizes.

@@ -18,7 +18,7 @@ from kernelgen.errors import ScheduleError
 from kernelgen.kernels.knobs import Knobs, power_of_two_at_most, read_schedule
 from kernelgen.kernels.product.emit import HEADER, ZEROS, zero_blocks, zero_lines
 from kernelgen.kernels.source import LaunchRule, Share, Source, included
-from kernelgen.kernels.spec import BYTES, INDENT, ORDER_OF_BLOCKS, braced, gpu_entry, host_entry, indented
+from kernelgen.kernels.spec import BYTES, INDENT, ORDER_OF_BLOCKS, braced, gpu_entry, host_entry, indented, with_knobs
 from kernelgen.problem.other_kinds import ContractionProblem
 
 
@@ -232,10 +232,7 @@ def _check_zeros(plan: ContractionPlan, schedule: ContractionCudaSchedule) -> Co
         return plan
     if plan.spec.facts.is_hip:
         raise ScheduleError(f"zeros={schedule.zeros!r} {ORDER_OF_BLOCKS}")
-    if plan.sums_weights and not plan.has_rows:
-        return plan
-    apart = dataclasses.replace(schedule, zeros="apart")
-    return dataclasses.replace(plan, spec=dataclasses.replace(plan.spec, schedule=apart))
+    return plan if plan.sums_weights and not plan.has_rows else with_knobs(plan, zeros="apart")
 
 
 def task_nodes(plan: ContractionPlan, nodes: int, registers: int) -> int:

@@ -490,23 +490,20 @@ class _Network(torch.autograd.Function):
 
 
 def _features(x: Tensor, packed: Packed) -> Tensor:
-    x, rows = aligned(x), x.shape[0]
-    out = empty((rows, 16 * packed.steps), x)
-    pointers = [one.data_ptr() for one in (x, *packed.tensors[:2], out)]
-    value_kernel(packed.steps, packed.layers).launch(x.get_device(), _blocks(rows), *pointers, rows, x.shape[1])
-    return out
+    kernel = value_kernel(packed.steps, packed.layers)
+    return _launched(kernel, empty((x.shape[0], 16 * packed.steps), x), aligned(x), *packed.tensors[:2])
 
 
 def _gradient(x: Tensor, g: Tensor, packed: Packed) -> Tensor:
-    x, g, rows = aligned(x), aligned(g), x.shape[0]
-    out = empty(tuple(x.shape), x)
-    pointers = [one.data_ptr() for one in (x, g, *packed.tensors, out)]
-    gradient_kernel(packed.steps, packed.layers).launch(x.get_device(), _blocks(rows), *pointers, rows, x.shape[1])
+    kernel = gradient_kernel(packed.steps, packed.layers)
+    return _launched(kernel, empty(tuple(x.shape), x), aligned(x), aligned(g), *packed.tensors)
+
+
+def _launched(kernel: FixedKernel, out: Tensor, x: Tensor, *others: Tensor) -> Tensor:
+    rows, inputs = x.shape
+    pointers = [one.data_ptr() for one in (x, *others, out)]
+    kernel.launch(x.get_device(), -(-rows // (_WARPS * _ROWS)), *pointers, rows, inputs)
     return out
-
-
-def _blocks(rows: int) -> int:
-    return -(-rows // (_WARPS * _ROWS))
 
 
 @functools.cache

@@ -111,7 +111,7 @@ def launches(operator: Any, call: Call, indices: tuple[str, ...]) -> list[Launch
         return [_of_harmonics(operator, call)]
     if isinstance(operator, Network):
         outputs, widths = ("g", {"g": operator.hidden}) if call.op == "en_forward" else ("x", {})
-        facts = _facts(outputs, (), widths) | {"dtype": "float32"}
+        facts = _facts(outputs, (), widths, "float32")
         return [Launch(facts, {}, fixed=(operator.kernel(call.op).source, operator.launch))]
     if isinstance(operator, FusedRadial):
         return [_of_radial(operator, call, indices)]
@@ -136,16 +136,12 @@ def _of_product(operator: Operator, call: Call, indices: tuple[str, ...]) -> Ite
         recipe = next(iter(by_index.values()))
         if recipe.plan is not None and recipe.gathers:
             by_index = {"int64": recipe}
-        facts = {
-            "outputs": part.outputs,
+        widths = {"x": problem.dim_in1, "y": problem.dim_in2, "w": problem.weight_numel, "g": problem.dim_out}
+        facts = _facts(part.outputs, recipe.reads, widths, recipe.spec.dtype) | {
             "writes": recipe.writes,
-            "reads": [OPERANDS.index(name) for name in recipe.reads],
             "order": recipe.order,
             "gathers": recipe.gathers,
             "partial_y": recipe.partial_y,
-            "task_nodes": 0,
-            "dtype": recipe.spec.dtype,
-            "widths": {"x": problem.dim_in1, "y": problem.dim_in2, "w": problem.weight_numel, "g": problem.dim_out},
             "weights": [problem.weight_numel] if problem.shared_weights else None,
         }
         plans = {index: one.plan for index, one in by_index.items() if one.plan is not None}
@@ -162,9 +158,9 @@ def _direction(call: Call) -> Direction:
 def _of_harmonics(operator: HarmonicsOperator, call: Call) -> Launch:
     direction = {"sh_forward": FORWARD, "sh_backward": BACKWARD}.get(call.op) or DOUBLE_BACKWARD[call.outputs]
     reads = {"forward": ("x",), "backward": ("x", "g"), "double_backward": ("x", "tx", "g")}[direction.name]
-    facts = _facts(direction.outputs, reads, {"x": 3, "g": operator.dim_out})
     plan = make_plan(operator.spec(direction))
-    return Launch(facts | {"dtype": plan.spec.dtype}, {"int64": plan})
+    facts = _facts(direction.outputs, reads, {"x": 3, "g": operator.dim_out}, plan.spec.dtype)
+    return Launch(facts, {"int64": plan})
 
 
 def _of_radial(operator: FusedRadial, call: Call, indices: tuple[str, ...]) -> Launch:
@@ -172,10 +168,13 @@ def _of_radial(operator: FusedRadial, call: Call, indices: tuple[str, ...]) -> L
     plans = {index: make_plan(operator.spec(direction, INDICES[index])) for index in indices}
     plan = next(iter(plans.values()))
     widths = {slot: width for slot, (_, width) in operator.shapes(0, 0, 0).items() if slot != "tw"}
-    facts = _facts(direction.outputs, operands_of(direction), widths)
-    facts["writes"] = {slot: "zero" if f"out_{slot}" in plan.zeroed else "empty" for slot in direction.outputs}
-    facts |= {"dtype": "float32", "order": "receiver", "marks": plan.marks}
-    return Launch(facts | {"matrix": list(operator.shapes(0, 0, 0)["tw"])}, plans)
+    facts = _facts(direction.outputs, operands_of(direction), widths, "float32") | {
+        "writes": {slot: "zero" if f"out_{slot}" in plan.zeroed else "empty" for slot in direction.outputs},
+        "order": "receiver",
+        "marks": plan.marks,
+        "matrix": list(operator.shapes(0, 0, 0)["tw"]),
+    }
+    return Launch(facts, plans)
 
 
 def _of_contraction(operator: ContractionOperator, call: Call, indices: tuple[str, ...]) -> Launch:
@@ -191,9 +190,7 @@ def _of_contraction(operator: ContractionOperator, call: Call, indices: tuple[st
         )
     plans = {index: make_plan(operator.spec(direction, index)) for index in indices}
     plan = next(iter(plans.values()))
-    facts = _facts(direction.outputs, direction.operands, operator.widths)
-    facts |= {
-        "dtype": plan.spec.dtype,
+    facts = _facts(direction.outputs, direction.operands, operator.widths, plan.spec.dtype) | {
         "order": plan.schedule.order,
         "weights": [-1, operator.num_weights, operator.problem.channels],
         "task_nodes": plan.schedule.nodes_per_task or 1,
@@ -201,7 +198,7 @@ def _of_contraction(operator: ContractionOperator, call: Call, indices: tuple[st
     return Launch(facts, plans)
 
 
-def _facts(outputs: str, reads: tuple[str, ...], widths: dict[str, int]) -> dict[str, Any]:
+def _facts(outputs: str, reads: tuple[str, ...], widths: dict[str, int], dtype: str) -> dict[str, Any]:
     """A launch that overwrites all of its outputs, row by row."""
     return {
         "outputs": outputs,
@@ -211,6 +208,7 @@ def _facts(outputs: str, reads: tuple[str, ...], widths: dict[str, int]) -> dict
         "gathers": False,
         "partial_y": 0,
         "task_nodes": 0,
+        "dtype": dtype,
         "widths": widths,
         "weights": None,
     }

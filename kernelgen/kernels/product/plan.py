@@ -31,7 +31,7 @@ from kernelgen.kernels.product.channelwise import (
     why_no_row_is_whole,
 )
 from kernelgen.kernels.product.schedule import CudaSchedule, HostSchedule, Schedule
-from kernelgen.kernels.spec import BYTES, ORDER_OF_BLOCKS, Spec
+from kernelgen.kernels.spec import BYTES, ORDER_OF_BLOCKS, Spec, with_knobs
 
 MAX_REGISTERS = 255
 # An estimate of registers may exceed the limit by this factor, because estimates are rough; more would spill.
@@ -93,10 +93,7 @@ def _check_zeros(plan: ProductPlan, schedule: CudaSchedule) -> ProductPlan:
         )
     if schedule.zeros == "cut" and (why := why_no_row_is_whole(plan)):
         raise ScheduleError(f"zeros='cut' {why}")
-    if plan.zeroed:
-        return plan
-    apart = dataclasses.replace(plan.spec.cuda, zeros="apart")
-    return dataclasses.replace(plan, spec=dataclasses.replace(plan.spec, schedule=apart))
+    return plan if plan.zeroed else with_knobs(plan, zeros="apart")
 
 
 def _owners_plan(spec: Spec) -> Plan | OwnersPlan:
@@ -293,8 +290,7 @@ def _check_cuda(plan: Plan, schedule: CudaSchedule) -> Plan:
     if shared > facts.shared_per_block:
         raise ScheduleError(f"{shared} bytes of shared memory a block; there are {facts.shared_per_block}")
     if schedule.writes == "rows" and not exchange_elements(plan):
-        lanes = dataclasses.replace(schedule, writes="lanes")
-        plan = dataclasses.replace(plan, spec=dataclasses.replace(plan.spec, schedule=lanes))
+        plan = with_knobs(plan, writes="lanes")
     return dataclasses.replace(plan, shared_bytes=shared)
 
 
