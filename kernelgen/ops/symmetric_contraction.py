@@ -25,6 +25,7 @@ from kernelgen.arithmetic.contraction import (
 from kernelgen.arithmetic.contraction_couplings import polynomials
 from kernelgen.device import device_facts
 from kernelgen.errors import InputError
+from kernelgen.kernels.spec import BUFFERS
 from kernelgen.kernels.symmetric_contraction import (
     ContractionSchedule,
     ContractionSpec,
@@ -38,7 +39,7 @@ from kernelgen.ops.library import DifferentiableOperator, Maybe, Signature, defi
 from kernelgen.problem.other_kinds import ContractionProblem
 from kernelgen.runtime.call import WATCHERS, empty, tell, tell_of_preparing, zeros
 from kernelgen.runtime.graph import KNOWN_GRAPHS, EdgeOrder, order_by
-from kernelgen.runtime.kernel import Kernel, KernelByDtype, load_kernel
+from kernelgen.runtime.kernel import PLACE, Kernel, KernelByDtype, load_kernel
 
 CONTRACTION = Signature(
     name="sc",
@@ -197,13 +198,16 @@ class ContractionOperator(DifferentiableOperator):
         assert x is not None and w is not None
         self._check(x, w, elements)
         nodes, rows = x.shape[0], w.shape[0]
-        buffers = {"sender": elements.contiguous()}
+        pointers, kept = [0] * len(BUFFERS), [elements.contiguous()]
         for name in direction.operands:
             shape = w.shape if name.endswith("w") else (nodes, self.widths[name[-1]])
-            buffers[name] = self._ready(name, given[name], shape, x)
+            kept.append(self._ready(name, given[name], shape, x))
+            pointers[PLACE[name]] = kept[-1].data_ptr()
+        pointers[PLACE["sender"]] = kept[0].data_ptr()
         spans = None
         if self.schedules[direction.name].order == "element":
-            spans, buffers["perm"] = node_order(elements, rows)
+            spans, perm = node_order(elements, rows)
+            pointers[PLACE["perm"]] = perm.data_ptr()
         else:
             check_range(elements, rows)
         kernel = self._kernel(direction, elements)
@@ -216,11 +220,12 @@ class ContractionOperator(DifferentiableOperator):
             else:
                 shape = (nodes, self.widths[slot])
             is_zeroed = slot in plan.zeroed and not (plan.writes_zeros and nodes)
-            found[slot] = buffers[f"out_{slot}"] = (zeros if is_zeroed else empty)(shape, x)
+            found[slot] = (zeros if is_zeroed else empty)(shape, x)
             if poison and not is_zeroed:
                 found[slot].fill_(torch.nan)
+            pointers[PLACE[f"out_{slot}"]] = found[slot].data_ptr()
         if nodes:
-            kernel.launch(buffers, nodes, of_task, rows)
+            kernel.run(pointers, nodes, of_task, rows, x.get_device())
             if WATCHERS:
                 tell(self, direction, nodes, nodes, None, None)
         if "w" in found:
