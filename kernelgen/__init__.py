@@ -11,124 +11,20 @@ Each sub-package is a step and imports only those before it:
 
 Names load on first access, so what needs no torch (errors, the version) does not wait for it. Exported programs and
 pickles need the torch operators: ``import kernelgen`` registers them at once if torch is loaded, else when it is.
+``__init__.pyi`` lists the names, for type checkers too.
 """
 
 from __future__ import annotations
 
 import importlib
 import sys
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-from kernelgen.old_paths import MOVED, RENAMED, install
+from kernelgen.old_paths import MOVED, RENAMED, homes_of, install
 
-if TYPE_CHECKING:
-    from kernelgen.arithmetic.directions import DIRECTIONS, Direction
-    from kernelgen.compile.compiler import compile_many, compile_source
-    from kernelgen.compile.host import find_host_compiler
-    from kernelgen.compile.pack_file import load_pack
-    from kernelgen.device import DeviceFacts, cuda_facts, device_facts
-    from kernelgen.errors import (
-        CacheError,
-        CompileError,
-        EquituneError,
-        InputError,
-        LaunchError,
-        PackError,
-        ProblemError,
-        ScheduleError,
-        ToolMissingError,
-        UnsupportedError,
-    )
-    from kernelgen.kernels.dispatch import make_plan
-    from kernelgen.kernels.product.defaults import default_schedule
-    from kernelgen.kernels.product.schedule import CudaSchedule, HostSchedule, Schedule, schedule_from_dict
-    from kernelgen.kernels.spec import Spec
-    from kernelgen.ops.base import build_family
-    from kernelgen.ops.harmonics import HarmonicsOperator, build_harmonics
-    from kernelgen.ops.product import Operator, build
-    from kernelgen.ops.symmetric_contraction import ContractionOperator, build_contraction
-    from kernelgen.ops.vectors import HarmonicProduct
-    from kernelgen.problem.contraction import ContractionProblem
-    from kernelgen.problem.harmonics import HarmonicsProblem
-    from kernelgen.problem.irreps import Instruction
-    from kernelgen.problem.product import TensorProductProblem
-    from kernelgen.runtime.graph import EdgeOrder, check_indices, edge_order
-    from kernelgen.version import GENERATOR_VERSION, __version__
-
-__all__ = [
-    "CacheError",
-    "CompileError",
-    "ContractionOperator",
-    "ContractionProblem",
-    "CudaSchedule",
-    "DIRECTIONS",
-    "DeviceFacts",
-    "Direction",
-    "EdgeOrder",
-    "EquituneError",
-    "GENERATOR_VERSION",
-    "HarmonicProduct",
-    "HarmonicsOperator",
-    "HarmonicsProblem",
-    "HostSchedule",
-    "InputError",
-    "Instruction",
-    "LaunchError",
-    "Operator",
-    "PackError",
-    "ProblemError",
-    "Schedule",
-    "ScheduleError",
-    "Spec",
-    "TensorProductProblem",
-    "ToolMissingError",
-    "UnsupportedError",
-    "__version__",
-    "build",
-    "build_contraction",
-    "build_family",
-    "build_harmonics",
-    "check_indices",
-    "compile_many",
-    "compile_source",
-    "cuda_facts",
-    "default_schedule",
-    "device_facts",
-    "edge_order",
-    "find_host_compiler",
-    "load_pack",
-    "make_plan",
-    "schedule_from_dict",
-]
-
-# By module, the names that it has.
-_NAMES = {
-    "kernelgen.arithmetic.directions": "DIRECTIONS Direction",
-    "kernelgen.compile.compiler": "compile_many compile_source",
-    "kernelgen.compile.host": "find_host_compiler",
-    "kernelgen.compile.pack_file": "load_pack",
-    "kernelgen.device": "DeviceFacts cuda_facts device_facts",
-    "kernelgen.errors": (
-        "CacheError CompileError EquituneError InputError LaunchError PackError ProblemError "
-        "ScheduleError ToolMissingError UnsupportedError"
-    ),
-    "kernelgen.kernels.dispatch": "make_plan",
-    "kernelgen.kernels.product.defaults": "default_schedule",
-    "kernelgen.kernels.product.schedule": "CudaSchedule HostSchedule Schedule schedule_from_dict",
-    "kernelgen.kernels.spec": "Spec",
-    "kernelgen.ops.base": "build_family",
-    "kernelgen.ops.harmonics": "HarmonicsOperator build_harmonics",
-    "kernelgen.ops.product": "Operator build",
-    "kernelgen.ops.symmetric_contraction": "ContractionOperator build_contraction",
-    "kernelgen.ops.vectors": "HarmonicProduct",
-    "kernelgen.problem.contraction": "ContractionProblem",
-    "kernelgen.problem.harmonics": "HarmonicsProblem",
-    "kernelgen.problem.irreps": "Instruction",
-    "kernelgen.problem.product": "TensorProductProblem",
-    "kernelgen.runtime.graph": "EdgeOrder check_indices edge_order",
-    "kernelgen.version": "GENERATOR_VERSION __version__",
-}
-_HOMES = {name: home for home, names in _NAMES.items() for name in names.split()}
+# By public name, the module that has it.
+_HOMES = homes_of(__file__)
+__all__ = sorted(_HOMES)
 # These register torch operators, and how an operator is rebuilt from its text.
 _OPERATORS = (
     "kernelgen.ops.product",

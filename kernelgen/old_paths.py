@@ -1,11 +1,12 @@
-"""Keeps old names of modules importable for one version, so that pickles and checkpoints that name them load.
+"""Where names are: public ones of a package; and old names of modules, so that pickles that have them load.
 
-``import kernelgen`` and ``import autotune`` install their tables. An old module is a view of the new one: it has the
-same objects, also those that have another name now.
+Old names stay importable for one version: ``import kernelgen`` and ``import autotune`` install their tables. An old
+module is a view of the new one: it has the same objects, also those that have another name now.
 """
 
 from __future__ import annotations
 
+import ast
 import importlib
 import sys
 from collections.abc import Mapping, Sequence
@@ -14,40 +15,41 @@ from pathlib import Path
 from types import CodeType, ModuleType
 from typing import Any
 
+
+def homes_of(package: str) -> dict[str, str]:
+    """By public name the module that has it, as the stub beside ``package`` (an ``__init__.py``) imports them."""
+    stub = ast.parse(Path(package).with_suffix(".pyi").read_text())
+    imports = [line for line in stub.body if isinstance(line, ast.ImportFrom)]
+    return {alias.name: line.module or "" for line in imports for alias in line.names}
+
+
 # By module, the names that it had, without the package.
 MOVED: dict[str, str] = {
     "arithmetic.contraction": "terms.contraction_statements terms.coupled_statements",
     "arithmetic.contraction_couplings": (
         "terms.cheapest_couplings terms.contraction_couplings terms.equivariant_polynomials"
     ),
-    "arithmetic.couplings": "terms.clebsch_gordan",
+    "arithmetic.couplings": "arithmetic.product terms.clebsch_gordan terms.path_statements",
     "arithmetic.directions": "terms.directions",
     "arithmetic.harmonics": "terms.harmonics_statements terms.scalar_statements",
-    "arithmetic.product": "terms.path_statements",
     "compat": "e3nn_import torch_versions tracing",
+    "compile.compiler": "compile.cache",
     "compile.gpu": "compile.hip compile.nvrtc",
     "compile.job": "compile.elf compile.leftovers",
     "compile.pack_file": "compile.pack_index compile.shipped",
     "files": "json_data",
-    "kernels.contraction.emit": (
-        "emit.contraction.gpu emit.contraction.host emit.contraction.parts emit.symmetric_contraction"
-    ),
-    "kernels.contraction.plan": "plan.symmetric_contraction",
-    "kernels.contraction.schedule": "schedule.symmetric_contraction",
     "kernels.dispatch": "emit.hip emit.kernel_source emit.radial_convolution emit.tensor_product plan.planner",
-    "kernels.harmonics.emit": "emit.harmonics emit.harmonics_function",
-    "kernels.harmonics.plan": "plan.spherical_harmonics",
-    "kernels.harmonics.schedule": "schedule.edge_vectors schedule.spherical_harmonics",
     "kernels.knobs": "schedule.knobs",
     "kernels.pairs.emit": "emit.pairs.kernel emit.pairs.path_steps emit.pairs.weights",
     "kernels.pairs.plan": "plan.pairs",
     "kernels.product.channelwise": "plan.channelwise plan.l2_prefetch plan.path_groups",
-    "kernels.product.cuda": "emit.cuda.kernel emit.cuda.two_part_kernel emit.cuda.zero_blocks",
-    "kernels.product.defaults": "plan.defaults",
+    "kernels.product.emit": (
+        "emit.cuda.kernel emit.cuda.two_part_kernel emit.cuda.zero_blocks emit.host kernels.product.cuda "
+        "kernels.product.host"
+    ),
     "kernels.product.group": "emit.cuda.edge_loop emit.cuda.path_group emit.cuda.weight_ring",
-    "kernels.product.host": "emit.host",
     "kernels.product.memory": "emit.cuda.edge_operand emit.cuda.memory_access",
-    "kernels.product.plan": "plan.tensor_product",
+    "kernels.product.plan": "kernels.product.defaults plan.defaults plan.tensor_product",
     "kernels.product.schedule": "schedule.tensor_product",
     "kernels.radial.coupled": "emit.radial.coupled emit.radial.coupled_stage emit.radial.single_terms",
     "kernels.radial.emit": "emit.radial.kernel",
@@ -55,17 +57,27 @@ MOVED: dict[str, str] = {
         "emit.radial.edge_loop emit.radial.fragments emit.radial.normalized emit.radial.path_group "
         "kernels.radial.fragments"
     ),
-    "kernels.radial.plan": "plan.radial.coupled plan.radial.defaults plan.radial_convolution",
-    "kernels.radial.schedule": "schedule.radial schedule.radial_knobs",
+    "kernels.radial.plan": (
+        "kernels.radial.schedule plan.radial.coupled plan.radial.defaults plan.radial_convolution schedule.radial "
+        "schedule.radial_knobs"
+    ),
     "kernels.radial.warpgroup": "emit.radial.warpgroup emit.radial.warpgroup_calls emit.radial.warpgroup_values",
     "kernels.source": "emit.launch emit.source",
     "kernels.spec": "emit.signature schedule.kernel_spec",
+    "kernels.spherical_harmonics": (
+        "emit.harmonics emit.harmonics_function kernels.harmonics.emit kernels.harmonics.plan "
+        "kernels.harmonics.schedule plan.spherical_harmonics schedule.edge_vectors schedule.spherical_harmonics"
+    ),
+    "kernels.symmetric_contraction": (
+        "emit.contraction.gpu emit.contraction.host emit.contraction.parts emit.symmetric_contraction "
+        "kernels.contraction.emit kernels.contraction.plan kernels.contraction.schedule plan.symmetric_contraction "
+        "schedule.symmetric_contraction"
+    ),
     "ops.base": "harmonics_library library ops.family ops.registry",
     "ops.edge_networks": "ops.edges.networks ops.edges.products ops.edges.silu ops.edges.tall_matrices",
-    "ops.gates": "ops.nodes.gates",
-    "ops.harmonics": "ops.harmonics_operator ops.harmonics_ops",
-    "ops.library": "ops.torch_ops",
-    "ops.node_matrices": "ops.nodes.matrices",
+    "ops.harmonics": "ops.edge_vectors ops.harmonics_operator ops.harmonics_ops ops.vectors",
+    "ops.library": "ops.torch_ops ops.transforms",
+    "ops.node_kernels": "ops.gates ops.node_matrices ops.nodes.gates ops.nodes.matrices",
     "ops.product": "ops.operator",
     "ops.radial_convolution": (
         "ops.radial.convolution ops.radial.fused ops.radial.parts ops.radial.products ops.radial.transformed"
@@ -73,18 +85,20 @@ MOVED: dict[str, str] = {
     "ops.symmetric_contraction": (
         "ops.contraction.autograd ops.contraction.elements ops.contraction.operator ops.contraction.torch_ops"
     ),
-    "ops.vectors": "ops.edge_vectors",
     "packs.library": "packs.ranks packs.sums",
-    "packs.write": "packs.content packs.exported packs.fixed packs.make packs.recorded",
-    "problem.contraction": "problem.symmetric_contraction",
-    "problem.harmonics": "problem.edge_vectors problem.spherical_harmonics",
+    "packs.write": "packs.calls packs.content packs.exported packs.fixed packs.make packs.recorded",
     "problem.irreps": "problem.connection_modes",
-    "problem.product": "problem.from_e3nn problem.radial_convolution problem.tensor_product",
-    "problem.sizes": "plan.size_class problem.shape",
-    "runtime.call": "runtime.allocation runtime.arguments",
-    "runtime.graph": "runtime.index_check",
+    "problem.other_kinds": (
+        "problem.contraction problem.edge_vectors problem.harmonics problem.spherical_harmonics "
+        "problem.symmetric_contraction"
+    ),
+    "problem.product": (
+        "plan.size_class problem.from_e3nn problem.radial_convolution problem.shape problem.sizes "
+        "problem.tensor_product"
+    ),
+    "runtime.call": "runtime.allocation runtime.arguments runtime.calls runtime.runner watchers",
+    "runtime.graph": "runtime.index_check runtime.known_graphs",
     "runtime.kernel": "runtime.cuda_driver runtime.instruction_cache runtime.zero_flags",
-    "runtime.runner": "runtime.calls",
 }
 # By old name of a module, what is called otherwise in the new one.
 RENAMED: dict[str, dict[str, str]] = {
@@ -92,6 +106,8 @@ RENAMED: dict[str, dict[str, str]] = {
     "harmonics_library": {"resolve_harmonics": "resolve"},
     "ops.edges.networks": {"fits": "network_fits", "sources": "network_sources"},
     "ops.edges.tall_matrices": {"fits": "product_fits", "sources": "product_sources"},
+    "ops.gates": {"takes": "may_launch"},
+    "ops.nodes.gates": {"takes": "may_launch"},
     "runtime.zero_flags": {"Launch": "FlaggedLaunch"},
 }
 

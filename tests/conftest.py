@@ -22,7 +22,7 @@ from covering import leave_others_to_slow
 from processor_time import pytest_runtest_makereport, pytest_runtest_protocol, pytest_terminal_summary
 
 import kernelgen.compat  # noqa: F401  (before a test imports e3nn: 0.4 loads only so with a recent torch)
-from kernelgen.compile.cache import cache_dir
+from kernelgen.compile.compiler import cache_dir
 from kernelgen.compile.host import HOST_FLAGS, find_host_compiler
 
 __all__ = ["browser", "pytest_runtest_makereport", "pytest_runtest_protocol", "pytest_terminal_summary", "visit"]

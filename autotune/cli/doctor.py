@@ -197,7 +197,7 @@ def _software() -> Iterator[tuple[str, str, str]]:
 
 
 def _cache() -> Iterator[tuple[str, str, str]]:
-    from kernelgen.compile.cache import cache_dir, require_private
+    from kernelgen.compile.compiler import cache_dir, require_private
 
     folder = cache_dir()
     sizes = [file.stat().st_size for file in folder.rglob("*") if file.is_file()]

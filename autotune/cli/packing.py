@@ -30,8 +30,7 @@ from kernelgen.compile.pack_file import PackFile, write_index
 from kernelgen.device import CUDA_ARCHS, DeviceFacts, assumed, cuda_facts, device_facts, representative
 from kernelgen.errors import InputError, PackError, ScheduleError, cause_of
 from kernelgen.ops.product import Operator, build
-from kernelgen.packs.calls import Call, launches
-from kernelgen.packs.write import Content, Written, recording, write_content
+from kernelgen.packs.write import Call, Content, Written, launches, recording, write_content
 from kernelgen.problem.product import TensorProductProblem
 from kernelgen.version import GENERATOR_VERSION
 

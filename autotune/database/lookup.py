@@ -54,14 +54,13 @@ from autotune.workload.workload import GraphClass
 from kernelgen.arithmetic.directions import DIRECTIONS, HARMONICS_DIRECTIONS, Direction
 from kernelgen.device import DeviceFacts, cuda_facts
 from kernelgen.errors import ProblemError, UnsupportedError
-from kernelgen.kernels.harmonics.schedule import VectorSchedule
 from kernelgen.kernels.knobs import Knobs
-from kernelgen.kernels.product.defaults import small_graph_edges
+from kernelgen.kernels.product.plan import small_graph_edges
 from kernelgen.kernels.product.schedule import CudaSchedule
-from kernelgen.ops.harmonics import build_harmonics
+from kernelgen.kernels.spherical_harmonics import VectorSchedule
+from kernelgen.ops.harmonics import HarmonicProduct, build_harmonics
 from kernelgen.ops.product import build
-from kernelgen.ops.vectors import HarmonicProduct
-from kernelgen.problem.harmonics import VectorProblem
+from kernelgen.problem.other_kinds import VectorProblem
 
 _NOTHING = "nothing is tuned for this problem at about this size, on this device or its architecture"
 

@@ -38,7 +38,7 @@ from kernelgen.files import parse_json
 from kernelgen.ops.base import DTYPES
 from kernelgen.ops.harmonics import HarmonicsOperator
 from kernelgen.ops.symmetric_contraction import ContractionOperator
-from kernelgen.watchers import PREPARING, WATCHERS
+from kernelgen.runtime.call import PREPARING, WATCHERS
 
 # What a running model asks of the database: a kernel's direction on a graph of some size, as a :class:`Request`.
 
@@ -216,7 +216,7 @@ class _Notes:
             WATCHERS.append(self.note)
 
     def note(self, operator: Any, direction: Any, num_edges: int, num_nodes: int, *_: Any) -> None:
-        """A watcher: see :mod:`kernelgen.watchers`."""
+        """A watcher: see :mod:`kernelgen.runtime.call`."""
         fewest = FEWEST_NODES if isinstance(operator, ContractionOperator) else FEWEST_EDGES
         if num_edges >= fewest and id(operator) in self.operators and len(self.runs) < MOST_NOTED:
             self.runs[id(operator), direction, num_edges, num_nodes] = (operator, direction)

@@ -25,13 +25,11 @@ from kernelgen.errors import ScheduleError
 from kernelgen.kernels.knobs import Knobs, power_of_two_at_most
 from kernelgen.kernels.pairs.plan import pair_paths
 from kernelgen.kernels.product.channelwise import block_of_an_edge, group_paths
-from kernelgen.kernels.product.defaults import small_graph_edges
-from kernelgen.kernels.product.plan import bytes_ahead
+from kernelgen.kernels.product.plan import bytes_ahead, small_graph_edges
 from kernelgen.kernels.product.schedule import CudaSchedule, HostSchedule, Schedule
-from kernelgen.kernels.radial.schedule import RadialSchedule
+from kernelgen.kernels.radial.plan import RadialSchedule
 from kernelgen.kernels.spec import BYTES, Spec
-from kernelgen.problem.product import TensorProductProblem
-from kernelgen.problem.sizes import shape_of
+from kernelgen.problem.product import TensorProductProblem, shape_of
 
 # The order in which entries are considered, and whether one can be loaded.
 

@@ -24,19 +24,24 @@ from autotune.database.model_of_time import Features, PredictionTable, Trees, Wi
 from autotune.database.nearest import FINE_GROUPS, canonical_product, nearest_values, product_knobs
 from autotune.database.store import database_path, replace_file
 from autotune.workload.workload import GraphClass
-from kernelgen.compile.cache import cache_dir
+from kernelgen.compile.compiler import cache_dir
 from kernelgen.device import DeviceFacts, device_facts
 from kernelgen.errors import EquituneError, ScheduleError
 from kernelgen.files import parse_json
 from kernelgen.kernels.knobs import Knobs
 from kernelgen.kernels.product.channelwise import Plan
-from kernelgen.kernels.product.defaults import SMALL_GRAPH_EDGES, default_schedule, small_graph_edges
-from kernelgen.kernels.product.plan import OwnersPlan, product_plan
+from kernelgen.kernels.product.plan import (
+    SMALL_GRAPH_EDGES,
+    OwnersPlan,
+    default_schedule,
+    product_plan,
+    small_graph_edges,
+)
 from kernelgen.kernels.product.schedule import CudaSchedule, Schedule
 from kernelgen.kernels.spec import Spec
 from kernelgen.ops.base import DTYPES
 from kernelgen.ops.first_run import LISTENERS, Choice, best_of
-from kernelgen.problem.sizes import size_class
+from kernelgen.problem.product import size_class
 from kernelgen.version import GENERATOR_VERSION
 
 # The schedule that the model predicts to be fastest for a kernel without an entry, and what it is expected to cost.

@@ -30,7 +30,7 @@ from autotune.workload.workload import Identity
 from kernelgen.device import DeviceFacts
 from kernelgen.errors import cause_of
 from kernelgen.files import parse_json
-from kernelgen.problem.sizes import shape_of
+from kernelgen.problem.product import shape_of
 
 SCHEMA = 1
 LOCK_TIMEOUT_S = 60.0

@@ -35,14 +35,13 @@ from autotune.workload.workload import Tensors, Workload, make_tensors
 from kernelgen.arithmetic.contraction import contraction_double_backward
 from kernelgen.arithmetic.directions import OPERANDS
 from kernelgen.device import DeviceFacts, device_facts
-from kernelgen.kernels.radial.schedule import RadialSpec
+from kernelgen.kernels.radial.plan import RadialSpec
 from kernelgen.ops.harmonics import build_harmonics
 from kernelgen.ops.product import Operator, build
 from kernelgen.ops.radial_convolution import FusedRadial, radial_product
 from kernelgen.ops.symmetric_contraction import build_contraction
-from kernelgen.problem.harmonics import VectorProblem
-from kernelgen.runtime.graph import EdgeOrder, edge_order
-from kernelgen.runtime.known_graphs import KnownGraphs
+from kernelgen.problem.other_kinds import VectorProblem
+from kernelgen.runtime.graph import EdgeOrder, KnownGraphs, edge_order
 
 # What all kinds of kernels are run with: guarded tensors, the order of a graph's edges, the passes of autograd.
 

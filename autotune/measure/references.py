@@ -27,8 +27,7 @@ from kernelgen.arithmetic.contraction_couplings import polynomials
 from kernelgen.arithmetic.directions import DIRECTIONS, HARMONICS_DIRECTIONS, Direction
 from kernelgen.compat import o3
 from kernelgen.errors import InputError
-from kernelgen.problem.contraction import ContractionProblem
-from kernelgen.problem.harmonics import HarmonicsProblem, VectorProblem
+from kernelgen.problem.other_kinds import ContractionProblem, HarmonicsProblem, VectorProblem
 from kernelgen.problem.product import RadialProblem, TensorProductProblem
 
 # Edges checked by default: e3nn's double backward in float64 takes a few seconds for them.

@@ -24,12 +24,12 @@ from autotune.workload.known_kinds import kernel_kind
 from kernelgen.arithmetic.directions import Direction
 from kernelgen.device import DeviceFacts
 from kernelgen.errors import ScheduleError
-from kernelgen.kernels.contraction.plan import contraction_plan
 from kernelgen.kernels.knobs import Knobs, power_of_two_at_most
 from kernelgen.kernels.product.plan import MAX_REGISTERS, estimate_registers
 from kernelgen.kernels.product.schedule import CudaSchedule, Schedule
-from kernelgen.kernels.radial.schedule import WITH_WGMMA
+from kernelgen.kernels.radial.plan import WITH_WGMMA
 from kernelgen.kernels.spec import BYTES
+from kernelgen.kernels.symmetric_contraction import contraction_plan
 from kernelgen.problem.product import TensorProductProblem
 
 if TYPE_CHECKING:

@@ -25,7 +25,7 @@ from kernelgen.compat import o3
 from kernelgen.device import device_facts
 from kernelgen.errors import CacheError, CompileError, ScheduleError, ToolMissingError
 from kernelgen.kernels.knobs import Knobs
-from kernelgen.kernels.product.defaults import small_graph_edges
+from kernelgen.kernels.product.plan import small_graph_edges
 
 if TYPE_CHECKING:
     from autotune.measure.timing import Timing

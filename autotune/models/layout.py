@@ -18,8 +18,8 @@ from autotune.models.stand_ins import Draw, NodeStandIn, Place, StandIn, of_pack
 from autotune.workload.workload import relayout, to_mul_ir
 from kernelgen.compat import o3
 from kernelgen.errors import InputError, UnsupportedError
-from kernelgen.ops import gates
-from kernelgen.ops.gates import GateKernel, GateRun
+from kernelgen.ops import node_kernels as gates
+from kernelgen.ops.node_kernels import GateKernel, GateRun
 from kernelgen.problem.irreps import Irreps, blocks_of
 
 

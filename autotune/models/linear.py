@@ -18,9 +18,9 @@ from autotune.modules.base import autocast
 from autotune.modules.product import check_last
 from kernelgen.compat import is_autocast, o3, run_eagerly, runs_eagerly, without_autocast
 from kernelgen.errors import InputError, UnsupportedError
-from kernelgen.ops import node_matrices as matrices
+from kernelgen.ops import node_kernels as matrices
 from kernelgen.ops.library import will_run
-from kernelgen.ops.node_matrices import BlockProduct, MatrixPath
+from kernelgen.ops.node_kernels import BlockProduct, MatrixPath
 from kernelgen.problem.irreps import Block, blocks_of
 
 # Sums over blocks of features, linear in features, weights and results, differentiable any number of times.

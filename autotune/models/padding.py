@@ -14,7 +14,7 @@ from torch import Tensor
 from torch.overrides import TorchFunctionMode
 
 from kernelgen.errors import InputError, UnsupportedError, cause_of
-from kernelgen.runtime.known_graphs import known_in_capture
+from kernelgen.runtime.graph import known_in_capture
 
 # The tensors of a model's input, and what ghosts hold in them.
 #

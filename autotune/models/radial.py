@@ -17,7 +17,7 @@ from autotune.models.replace import home_of, retype, take_type_back
 from autotune.models.stand_ins import AcceleratedConvolution, Draw, NodeStandIn, has_hooks, of_packages
 from autotune.modules.base import autocast
 from kernelgen.compat import FullyConnectedNet, runs_eagerly
-from kernelgen.ops import gates
+from kernelgen.ops import node_kernels as gates
 from kernelgen.ops.edge_networks import few_pass_silu, hidden_features, is_one_kernel
 from kernelgen.ops.radial_convolution import multiply_by
 
@@ -225,7 +225,7 @@ class AcceleratedCutoff(NodeStandIn):
 
     def forward(self, x: Tensor) -> Tensor:
         """Lengths of any shape -> factors of the same shape."""
-        if not (runs_eagerly(x) and gates.takes(x)):
+        if not (runs_eagerly(x) and gates.may_launch(x)):
             return self.original.forward(x)
         length = getattr(self.original, "cutoff_length", None)
         rows = x if length is None else x / length

@@ -16,10 +16,10 @@ from autotune.modules.base import autocast
 from autotune.workload.workload import relayout
 from kernelgen.compat import is_eager, is_tracing, runs_eagerly, without_autocast
 from kernelgen.errors import UnsupportedError
-from kernelgen.ops import node_matrices as matrices
-from kernelgen.ops.node_matrices import CHUNK, BlockProduct, Groups, MatrixPath
+from kernelgen.ops import node_kernels as matrices
+from kernelgen.ops.node_kernels import CHUNK, BlockProduct, Groups, MatrixPath
 from kernelgen.problem.irreps import Block, blocks_of
-from kernelgen.runtime.known_graphs import KnownGraphs
+from kernelgen.runtime.graph import KnownGraphs
 
 # Nodes by element: which rows of one-hot ``node_attrs`` belong together, found once a tensor for all layers.
 #

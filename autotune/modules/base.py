@@ -28,8 +28,7 @@ from kernelgen.kernels.knobs import Knobs
 from kernelgen.kernels.product.schedule import Schedule
 from kernelgen.ops.base import OPERATORS, build_family
 from kernelgen.ops.product import Operator, build
-from kernelgen.problem.product import TensorProductProblem
-from kernelgen.problem.sizes import size_class
+from kernelgen.problem.product import TensorProductProblem, size_class
 
 Schedules = Schedule | Mapping[str, Schedule]
 _HALVES = (torch.float16, torch.bfloat16)

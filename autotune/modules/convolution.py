@@ -37,8 +37,7 @@ from kernelgen.ops.radial_convolution import (
     radial_product,
 )
 from kernelgen.problem.irreps import Irreps
-from kernelgen.problem.product import RadialProblem, TensorProductProblem
-from kernelgen.problem.sizes import size_class
+from kernelgen.problem.product import RadialProblem, TensorProductProblem, size_class
 from kernelgen.runtime.graph import EdgeOrder, assert_indices, check_ascending, check_indices, row_count
 
 

@@ -25,14 +25,18 @@ from kernelgen.compat import constant_result, o3
 from kernelgen.device import device_facts
 from kernelgen.errors import ProblemError, TuningMissError, UnsupportedError
 from kernelgen.ops.base import DTYPES, OPERATORS
-from kernelgen.ops.harmonics import HarmonicsOperator, build_harmonics
+from kernelgen.ops.harmonics import FUSED, HarmonicProduct, HarmonicsOperator, build_harmonics
 from kernelgen.ops.product import Operator
 from kernelgen.ops.symmetric_contraction import build_contraction
-from kernelgen.ops.vectors import FUSED, HarmonicProduct
-from kernelgen.problem.contraction import ContractionProblem
-from kernelgen.problem.harmonics import MAX_DEGREE, NORMALIZATIONS, HarmonicsProblem, VectorProblem
 from kernelgen.problem.irreps import Irreps, parse_irreps
-from kernelgen.problem.sizes import size_class
+from kernelgen.problem.other_kinds import (
+    MAX_DEGREE,
+    NORMALIZATIONS,
+    ContractionProblem,
+    HarmonicsProblem,
+    VectorProblem,
+)
+from kernelgen.problem.product import size_class
 
 # Schedules are looked up and an operator is built at the first call with a device, dtype and number of rows (rounded to
 # a power of two). Later calls cost a few comparisons of integers.

@@ -33,12 +33,10 @@ from kernelgen.errors import EquituneError, ScheduleError, cause_of
 from kernelgen.files import parse_json
 from kernelgen.kernels.knobs import Knobs
 from kernelgen.kernels.product.channelwise import Plan
-from kernelgen.kernels.product.defaults import default_schedule
-from kernelgen.kernels.product.plan import OwnersPlan
+from kernelgen.kernels.product.plan import OwnersPlan, default_schedule
 from kernelgen.kernels.product.schedule import CudaSchedule, schedule_from_dict
 from kernelgen.kernels.spec import Spec
-from kernelgen.problem.product import TensorProductProblem
-from kernelgen.problem.sizes import shape_of
+from kernelgen.problem.product import TensorProductProblem, shape_of
 
 # Slowdowns beyond this are alike: nobody chooses among them.
 CAP = np.log(3.0)

@@ -32,7 +32,7 @@ from kernelgen.device import DeviceFacts, device_facts
 from kernelgen.errors import EquituneError, cause_of
 from kernelgen.files import parse_json
 from kernelgen.kernels.knobs import Knobs
-from kernelgen.kernels.product.defaults import default_schedule
+from kernelgen.kernels.product.plan import default_schedule
 from kernelgen.kernels.product.schedule import CudaSchedule
 from kernelgen.version import GENERATOR_VERSION
 

@@ -23,7 +23,7 @@ from kernelgen.device import DeviceFacts, representative
 from kernelgen.errors import CompileError, UnsupportedError
 from kernelgen.kernels.dispatch import AnyPlan, emit, geometry
 from kernelgen.kernels.knobs import Knobs
-from kernelgen.kernels.product.defaults import small_graph_edges
+from kernelgen.kernels.product.plan import small_graph_edges
 from kernelgen.kernels.source import Source
 
 # Registers of a lane are allocated by eights: CUDA C++ programming guide, hardware multithreading, and AMD's guides.

@@ -27,10 +27,10 @@ from autotune.measure.space import search_space
 from autotune.replay import fit
 from autotune.search.starting_points import starting_points
 from kernelgen.device import CUDA_ARCHS, DeviceFacts, representative
-from kernelgen.kernels.product.defaults import default_schedule
+from kernelgen.kernels.product.plan import default_schedule
 from kernelgen.kernels.product.schedule import CudaSchedule
 from kernelgen.kernels.spec import Spec
-from kernelgen.problem.sizes import shape_of
+from kernelgen.problem.product import shape_of
 
 # The folder of results with searches of problems that were drawn at random. They teach the model; the runtime does not
 # load their entries.

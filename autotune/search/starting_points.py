@@ -16,8 +16,8 @@ from autotune.measure.space import Space
 from autotune.workload.workload import GraphClass
 from kernelgen.device import DeviceFacts
 from kernelgen.kernels.knobs import Knobs
-from kernelgen.kernels.radial.schedule import RadialSchedule
-from kernelgen.problem.sizes import shape_of
+from kernelgen.kernels.radial.plan import RadialSchedule
+from kernelgen.problem.product import shape_of
 
 MOST = 8
 # Directions that are (nearly) part of another: without a winner of its own, the other's is the best guess.

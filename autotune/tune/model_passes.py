@@ -30,7 +30,7 @@ from autotune.workload.known_kinds import CONTRACTION, CONVOLUTIONS, kernel_kind
 from autotune.workload.workload import Workload
 from kernelgen.device import DeviceFacts
 from kernelgen.errors import InputError
-from kernelgen.watchers import WATCHERS
+from kernelgen.runtime.call import WATCHERS
 
 
 @dataclass(frozen=True)
@@ -305,7 +305,7 @@ class Recording:
         sender: Tensor | None,
         receiver: Tensor | None,
     ) -> None:
-        """A watcher: see :mod:`kernelgen.watchers`."""
+        """A watcher: see :mod:`kernelgen.runtime.call`."""
         if num_edges == 0:
             return
         self.device = operator.device if receiver is None or operator.device.index is not None else receiver.device

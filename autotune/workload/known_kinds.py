@@ -23,26 +23,33 @@ from kernelgen.arithmetic.contraction_couplings import polynomials
 from kernelgen.arithmetic.directions import DIRECTIONS, HARMONICS_DIRECTIONS, Direction, fixed_order_parts
 from kernelgen.device import DeviceFacts
 from kernelgen.errors import ScheduleError
-from kernelgen.kernels.contraction.plan import ContractionPlan, contraction_plan, default_contraction_schedule
-from kernelgen.kernels.contraction.schedule import ContractionSchedule, ContractionSpec, contraction_schedule_from_dict
 from kernelgen.kernels.dispatch import make_plan
-from kernelgen.kernels.harmonics.plan import HarmonicsPlan, harmonics_plan
-from kernelgen.kernels.harmonics.schedule import (
+from kernelgen.kernels.knobs import Knobs, read_schedule
+from kernelgen.kernels.product.plan import default_schedule
+from kernelgen.kernels.product.schedule import SCHEDULES, Schedule, schedule_from_dict
+from kernelgen.kernels.radial.plan import RadialPlan, RadialSchedule, RadialSpec, default_radial_schedule, radial_plan
+from kernelgen.kernels.spec import BYTES, Spec
+from kernelgen.kernels.spherical_harmonics import (
     HARMONICS_SCHEDULES,
     VECTOR_SCHEDULES,
+    HarmonicsPlan,
     HarmonicsSchedule,
+    HarmonicsSpec,
     VectorSchedule,
+    default_harmonics_schedule,
+    harmonics_plan,
     harmonics_schedule_from_dict,
 )
-from kernelgen.kernels.knobs import Knobs, read_schedule
-from kernelgen.kernels.product.defaults import default_harmonics_schedule, default_schedule
-from kernelgen.kernels.product.schedule import SCHEDULES, Schedule, schedule_from_dict
-from kernelgen.kernels.radial.plan import RadialPlan, default_radial_schedule, radial_plan
-from kernelgen.kernels.radial.schedule import RadialSchedule, RadialSpec
-from kernelgen.kernels.spec import BYTES, HarmonicsSpec, Spec
-from kernelgen.ops.vectors import FUSED
-from kernelgen.problem.contraction import ContractionProblem
-from kernelgen.problem.harmonics import SEPARATOR, HarmonicsProblem, VectorProblem
+from kernelgen.kernels.symmetric_contraction import (
+    ContractionPlan,
+    ContractionSchedule,
+    ContractionSpec,
+    contraction_plan,
+    contraction_schedule_from_dict,
+    default_contraction_schedule,
+)
+from kernelgen.ops.harmonics import FUSED
+from kernelgen.problem.other_kinds import SEPARATOR, ContractionProblem, HarmonicsProblem, VectorProblem
 from kernelgen.problem.product import PRODUCTS, RadialProblem, TensorProductProblem
 
 # The kind of tensor products.

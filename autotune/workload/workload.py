@@ -17,12 +17,11 @@ from autotune.workload.kind import KernelKind, Problem
 from autotune.workload.known_kinds import CONVOLUTIONS, KINDS, OPERATIONS, kernel_kind, operations_of
 from kernelgen.arithmetic.directions import DIRECTIONS
 from kernelgen.device import DeviceFacts
-from kernelgen.kernels.product.defaults import SMALL_GRAPH_EDGES, small_graph_edges
+from kernelgen.kernels.product.plan import SMALL_GRAPH_EDGES, small_graph_edges
 from kernelgen.kernels.product.schedule import SCHEDULES, Schedule
-from kernelgen.problem.harmonics import HarmonicsProblem, VectorProblem
 from kernelgen.problem.irreps import blocks_of
-from kernelgen.problem.product import RadialProblem, TensorProductProblem
-from kernelgen.problem.sizes import size_class
+from kernelgen.problem.other_kinds import HarmonicsProblem, VectorProblem
+from kernelgen.problem.product import RadialProblem, TensorProductProblem, size_class
 
 DTYPES = {"float32": torch.float32, "float64": torch.float64}
 LAYOUTS = ("mul_ir", "ir_mul")

@@ -1,7 +1,7 @@
 """The arithmetic of a problem as data: which sums of products a kernel computes.
 
 In: a problem and a direction (value, first or second derivatives). Out: terms and statements, the same for all devices.
-Read ``couplings`` (the form of a product, and the coefficients of a path), ``directions`` (its derivatives), then
-``product`` (a path as statements). ``harmonics`` has the statements of spherical harmonics, ``contraction`` those of
+Read ``couplings`` (the form of a product, the coefficients of a path, and the path as statements) and ``directions``
+(its derivatives). ``harmonics`` has the statements of spherical harmonics, ``contraction`` those of
 symmetric contractions, which ``contraction_couplings`` chooses.
 """

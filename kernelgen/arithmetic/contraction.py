@@ -41,7 +41,7 @@ from kernelgen.arithmetic.contraction_couplings import (
     is_shared,
 )
 from kernelgen.errors import ProblemError
-from kernelgen.problem.contraction import ContractionProblem
+from kernelgen.problem.other_kinds import ContractionProblem
 
 
 @dataclass(frozen=True)

@@ -16,8 +16,8 @@ from torch import Tensor
 
 from kernelgen.compat import o3, wigner_3j
 from kernelgen.errors import ProblemError, UnsupportedError
-from kernelgen.problem.contraction import ContractionProblem
 from kernelgen.problem.irreps import blocks_of
+from kernelgen.problem.other_kinds import ContractionProblem
 
 # The equivariant polynomials of one channel's components that a contraction's couplings make: its basis.
 #

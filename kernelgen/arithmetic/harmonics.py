@@ -35,7 +35,7 @@ from dataclasses import dataclass
 from fractions import Fraction
 
 from kernelgen.errors import ProblemError
-from kernelgen.problem.harmonics import HarmonicsProblem
+from kernelgen.problem.other_kinds import HarmonicsProblem
 
 # Scalar C++ statements as data, without those that no output needs.
 #

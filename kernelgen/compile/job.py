@@ -41,6 +41,14 @@ class Job:
     check: Callable[[Path, str], None]
 
 
+@dataclass(frozen=True)
+class Binary:
+    """A compiled kernel on disk; ``resources`` as the compiler reports them (registers, bytes of code, ...)."""
+
+    path: Path
+    resources: dict[str, Any]
+
+
 def debug_level() -> int:
     """The level in ``EQUITUNE_DEBUG``, see ``kernelgen.compile.compiler``."""
     text = os.environ.get("EQUITUNE_DEBUG", "")

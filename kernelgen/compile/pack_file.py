@@ -12,7 +12,7 @@ A pack is (all numbers little-endian):
 The index has ``kernels``: for each its place (``offset`` from the beginning of the code, and ``size``), ``sha256`` and
 ``crc32`` of its code, its ``entry``, its ``target`` (``cpu`` or an architecture such as ``sm_90``), the sha256 of its
 ``source``, what the compiler reported (``resources``), and of a tuned kernel its ``certificate``. ``machine`` and
-``features`` say which processors run the kernels for the CPU. ``operators`` are described in ``kernelgen.packs.calls``;
+``features`` say which processors run the kernels for the CPU. ``operators`` are described in ``kernelgen.packs.write``;
 only programs without Python read them. All of this is checked. Python also reads a pack that is compressed
 by xz, as those in folders are.
 
@@ -41,9 +41,8 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
-from kernelgen.compile.cache import Binary
 from kernelgen.compile.host import processor_features
-from kernelgen.compile.job import is_whole
+from kernelgen.compile.job import Binary, is_whole
 from kernelgen.device import DeviceFacts
 from kernelgen.errors import PackError, cause_of
 from kernelgen.files import parse_json

@@ -2,6 +2,7 @@
 
 In: a problem, a direction, a schedule and the facts of a device, together a spec. Out: a plan, or a ScheduleError that
 names the broken limit; and the plan's source with one ``extern "C"`` function. Read ``spec`` and ``knobs`` (how work is
-divided, as data), ``dispatch`` (which planner, which emitter), ``source``, then a family: ``product``, ``pairs``,
-``harmonics``, ``contraction``, ``radial``. Hand-written headers are in ``include``.
+divided, as data), ``dispatch`` (which planner, which emitter), ``source``, then a family: ``spherical_harmonics``
+and ``symmetric_contraction`` (a file each), ``product``, ``pairs``, ``radial``. Hand-written headers are in
+``include``.
 """

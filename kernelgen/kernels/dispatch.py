@@ -11,22 +11,29 @@ from collections.abc import Callable
 from typing import Any, Protocol
 
 from kernelgen.device import DeviceFacts
-from kernelgen.kernels.contraction.emit import contraction_launch, emit_contraction
-from kernelgen.kernels.contraction.plan import ContractionPlan, contraction_plan
-from kernelgen.kernels.contraction.schedule import ContractionSpec
-from kernelgen.kernels.harmonics.emit import emit_harmonics, harmonics_launch
-from kernelgen.kernels.harmonics.plan import HarmonicsPlan, harmonics_plan
 from kernelgen.kernels.pairs.emit import emit_pairs, pair_launch
 from kernelgen.kernels.pairs.plan import PairPlan
 from kernelgen.kernels.product.channelwise import Plan
-from kernelgen.kernels.product.cuda import emit_cuda, emit_owners, launch_of, owners_launch
-from kernelgen.kernels.product.host import emit_host
+from kernelgen.kernels.product.emit import emit_cuda, emit_host, emit_owners, launch_of, owners_launch
 from kernelgen.kernels.product.plan import OwnersPlan, product_plan
 from kernelgen.kernels.radial.emit import emit_radial, radial_launch
-from kernelgen.kernels.radial.plan import RadialPlan, radial_plan
-from kernelgen.kernels.radial.schedule import RadialSpec
+from kernelgen.kernels.radial.plan import RadialPlan, RadialSpec, radial_plan
 from kernelgen.kernels.source import Emitter, LaunchRule, Source, included
-from kernelgen.kernels.spec import AnySpec, HarmonicsSpec, Spec
+from kernelgen.kernels.spec import AnySpec, Spec
+from kernelgen.kernels.spherical_harmonics import (
+    HarmonicsPlan,
+    HarmonicsSpec,
+    emit_harmonics,
+    harmonics_launch,
+    harmonics_plan,
+)
+from kernelgen.kernels.symmetric_contraction import (
+    ContractionPlan,
+    ContractionSpec,
+    contraction_launch,
+    contraction_plan,
+    emit_contraction,
+)
 
 
 class AnyPlan(Protocol):

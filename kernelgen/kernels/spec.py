@@ -2,18 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import dataclasses
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
-from typing import Any, ClassVar, Protocol
+from typing import Any, Protocol
 
-from kernelgen.arithmetic.directions import OPERANDS, Direction, HarmonicsDirection
+from kernelgen.arithmetic.directions import OPERANDS, Direction
 from kernelgen.device import DeviceFacts
 from kernelgen.errors import ScheduleError, UnsupportedError
-from kernelgen.kernels.harmonics.schedule import HarmonicsSchedule
 from kernelgen.kernels.knobs import Knobs
 from kernelgen.kernels.product.schedule import CudaSchedule, Schedule
 from kernelgen.kernels.source import ENTRY
-from kernelgen.problem.harmonics import HarmonicsProblem
+from kernelgen.problem.other_kinds import HarmonicsProblem
 from kernelgen.problem.product import TensorProductProblem
 
 BYTES = {"float32": 4, "float64": 8}
@@ -122,30 +122,10 @@ class Spec:
         return (*direct, "y") if vectors else direct
 
 
-@dataclass(frozen=True)
-class HarmonicsSpec:
-    """Everything that determines one kernel's source. dtype: ``float32`` or ``float64``. facts: the target device."""
-
-    problem: HarmonicsProblem
-    direction: HarmonicsDirection
-    schedule: HarmonicsSchedule
-    dtype: str
-    facts: DeviceFacts
-    # What other kernels are stored and looked up by too.
-    operation: ClassVar[str] = "harmonics"
-    layout: ClassVar[str] = "mul_ir"
-    deterministic: ClassVar[bool] = False
-
-    def __post_init__(self) -> None:
-        if self.dtype not in BYTES:
-            raise ScheduleError(f"dtype is {self.dtype!r}; expected one of {tuple(BYTES)}")
-        if self.schedule.backend != self.facts.backend:
-            raise ScheduleError(f"a {self.schedule.backend or 'plain'} schedule cannot run on {self.facts.name}")
-
-    @property
-    def row_work(self) -> int:
-        """The work of a vector, measured in elements."""
-        return self.problem.dim_out
+def with_knobs(plan: Any, **knobs: Any) -> Any:
+    """The plan with some knobs of its schedule changed."""
+    schedule = dataclasses.replace(plan.spec.schedule, **knobs)
+    return dataclasses.replace(plan, spec=dataclasses.replace(plan.spec, schedule=schedule))
 
 
 # The signature that all kernels share, as C++ text: pointers (``BUFFERS`` of the spec), then sizes.
@@ -153,6 +133,17 @@ class HarmonicsSpec:
 # The text around it defines ``Real`` and ``index_t``.
 
 INDENT = "    "
+
+
+def indented(lines: Iterable[str], depth: int = 1) -> Iterator[str]:
+    return (INDENT * depth + line for line in lines)
+
+
+def braced(head: str, lines: Iterable[str], end: str = "}") -> Iterator[str]:
+    """A block of C++: its head, the lines inside of its braces, and its end."""
+    yield head + " {"
+    yield from indented(lines)
+    yield end
 
 
 def element(name: str) -> str:

@@ -21,12 +21,9 @@ from torch import Tensor
 from kernelgen.arithmetic.directions import backward, double_backward, forward
 from kernelgen.compat import is_eager, is_transforming
 from kernelgen.ops.base import resolve
-from kernelgen.ops.library import Maybe, Signature, define, define_op, used_slots, will_run
-from kernelgen.ops.transforms import call
-from kernelgen.runtime.call import Graph, empty
-from kernelgen.runtime.graph import NO_ORDER, order_by
-from kernelgen.runtime.known_graphs import Edges
-from kernelgen.runtime.runner import DirectCalls
+from kernelgen.ops.library import Maybe, Signature, call, define, define_op, used_slots, will_run
+from kernelgen.runtime.call import DirectCalls, Graph, empty
+from kernelgen.runtime.graph import NO_ORDER, Edges, order_by
 
 PRODUCT = Signature(
     name="tp",

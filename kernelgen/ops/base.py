@@ -18,8 +18,8 @@ from torch import Tensor
 from kernelgen.errors import InputError, ProblemError, ScheduleError
 from kernelgen.kernels.dispatch import emit, make_plan
 from kernelgen.kernels.knobs import Knobs
-from kernelgen.kernels.spec import BUFFERS, AnySpec
-from kernelgen.problem.sizes import size_class
+from kernelgen.kernels.spec import AnySpec
+from kernelgen.problem.product import size_class
 from kernelgen.runtime.call import aligned
 from kernelgen.runtime.kernel import load_kernel
 
@@ -28,8 +28,6 @@ if TYPE_CHECKING:
 
 DTYPES = {torch.float32: "float32", torch.float64: "float64"}
 INDEX_DTYPES = {torch.int32: "int32", torch.int64: "int64"}
-# Position of each buffer among a kernel's pointers.
-PLACE = {name: place for place, name in enumerate(BUFFERS)}
 # Kinds that texts do not name: an operation tells products, and nothing harmonics.
 _OLDEST = ("product", "harmonics")
 # One for every direction, or by direction name.

@@ -22,13 +22,12 @@ from kernelgen.compat import is_autocast, run_eagerly, runs_eagerly, without_aut
 from kernelgen.device import device_facts
 from kernelgen.errors import UnsupportedError
 from kernelgen.kernels.source import LaunchRule, Share, Source, included
-from kernelgen.ops import gates
 from kernelgen.ops.autograd import leave, left_in
 from kernelgen.ops.base import OPERATORS, rebuilds, resolve
 from kernelgen.ops.library import EXPORTED_SIZE, Maybe, define_op, used_slots, will_run
-from kernelgen.ops.node_matrices import C_TYPES, are_there, as_bits
+from kernelgen.ops.node_kernels import are_there, as_bits, may_launch
 from kernelgen.runtime.call import aligned, empty
-from kernelgen.runtime.kernel import FixedKernel
+from kernelgen.runtime.kernel import FixedKernel, KernelByDtype
 
 # Products ``a b`` of a tall matrix, a row an edge, with a small one; and where torch's product is taken instead.
 #
@@ -180,29 +179,19 @@ class _SiluGradient(torch.autograd.Function):
 
 def _joint_gradient(x: Tensor, c: Maybe, g: Tensor, t: Tensor) -> Tensor:
     """``a'(x) c + a''(x) g t`` of SiLU a; c may be zero."""
-    if not gates.takes(x, _silu_sources):
+    if not may_launch(x, SILU_GRADIENT.sources):
         found = t * g * _curvature(x)
         return found if c is None else found.add_(torch.ops.aten.silu_backward.default(c, x))
     given = [None if one is None else one.contiguous() for one in (x, c, g, t)]
     out = empty(tuple(x.shape), x)
     if count := x.numel():
         pointers = [0 if one is None else one.data_ptr() for one in (*given, out)]
-        silu_kernel(x.dtype).launch(x.get_device(), -(-count // (4 * _THREADS_OF_SILU)), *pointers, count)
+        SILU_GRADIENT.of(x.dtype).launch(x.get_device(), -(-count // (4 * SILU_GRADIENT.threads)), *pointers, count)
     return out
 
 
-_THREADS_OF_SILU = 256
-
-
-@functools.cache
-def silu_kernel(dtype: torch.dtype) -> FixedKernel:
-    """The kernel of the joint gradient."""
-    text = f"#define REAL {C_TYPES[dtype]}\n" + included("edge_networks.cuh:silu_gradient")
-    return FixedKernel(Source(text, "cuda", "equitune_silu_gradient"), 6, _THREADS_OF_SILU)
-
-
-def _silu_sources(dtype: torch.dtype) -> tuple[Source, ...]:
-    return (silu_kernel(dtype).source,)
+# Of the joint gradient.
+SILU_GRADIENT = KernelByDtype("equitune_silu_gradient", "edge_networks.cuh:silu_gradient", count=6, threads=256)
 
 
 def _slope(x: Tensor) -> Tensor:
@@ -501,23 +490,20 @@ class _Network(torch.autograd.Function):
 
 
 def _features(x: Tensor, packed: Packed) -> Tensor:
-    x, rows = aligned(x), x.shape[0]
-    out = empty((rows, 16 * packed.steps), x)
-    pointers = [one.data_ptr() for one in (x, *packed.tensors[:2], out)]
-    value_kernel(packed.steps, packed.layers).launch(x.get_device(), _blocks(rows), *pointers, rows, x.shape[1])
-    return out
+    kernel = value_kernel(packed.steps, packed.layers)
+    return _launched(kernel, empty((x.shape[0], 16 * packed.steps), x), aligned(x), *packed.tensors[:2])
 
 
 def _gradient(x: Tensor, g: Tensor, packed: Packed) -> Tensor:
-    x, g, rows = aligned(x), aligned(g), x.shape[0]
-    out = empty(tuple(x.shape), x)
-    pointers = [one.data_ptr() for one in (x, g, *packed.tensors, out)]
-    gradient_kernel(packed.steps, packed.layers).launch(x.get_device(), _blocks(rows), *pointers, rows, x.shape[1])
+    kernel = gradient_kernel(packed.steps, packed.layers)
+    return _launched(kernel, empty(tuple(x.shape), x), aligned(x), aligned(g), *packed.tensors)
+
+
+def _launched(kernel: FixedKernel, out: Tensor, x: Tensor, *others: Tensor) -> Tensor:
+    rows, inputs = x.shape
+    pointers = [one.data_ptr() for one in (x, *others, out)]
+    kernel.launch(x.get_device(), -(-rows // (_WARPS * _ROWS)), *pointers, rows, inputs)
     return out
-
-
-def _blocks(rows: int) -> int:
-    return -(-rows // (_WARPS * _ROWS))
 
 
 @functools.cache

@@ -24,8 +24,7 @@ from torch import Tensor
 
 from kernelgen.arithmetic.directions import Direction
 from kernelgen.errors import EquituneError
-from kernelgen.runtime.call import Graph, Operands
-from kernelgen.runtime.runner import AnyRunner
+from kernelgen.runtime.call import AnyRunner, Graph, Operands
 
 Run = Callable[[], dict[str, Tensor]]
 

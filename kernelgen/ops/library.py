@@ -17,7 +17,7 @@ Eager calls bypass the ops, which costs less host time: :func:`differentiable`.
 from __future__ import annotations
 
 import functools
-from abc import abstractmethod
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
@@ -27,11 +27,12 @@ from typing import Any, ClassVar, NamedTuple
 
 import torch
 from torch import Tensor
+from torch._C._functorch import TransformType
+from torch.autograd import forward_ad
 
-from kernelgen.compat import is_eager, is_transforming, register_vmap
+from kernelgen.compat import COMPILES_VMAP, constant_result, is_eager, is_transforming, register_vmap, run_eagerly
 from kernelgen.errors import UnsupportedError
 from kernelgen.ops.base import RegisteredOperator, resolve
-from kernelgen.ops.transforms import add_function, call
 
 Maybe = Tensor | None
 # What a user who meets a refused derivative may have wanted.
@@ -104,16 +105,14 @@ class Signature:
         )
 
 
-class DifferentiableOperator(RegisteredOperator):
-    """An operator with a signature. Its three functions compute without autograd; they take the arguments of the ops.
+class Differentiable(ABC):
+    """What eager calls differentiate. Its three functions compute without autograd; they take the arguments of ops.
 
-    dim_out: features of a row of the value. row_slots: slots whose tensors have one row an item, which the operator
-    treats separately, so that vmap may merge calls; empty if rows of a call are summed.
+    text: what the functions of the signature get as their last argument.
     """
 
     signature: ClassVar[Signature]
-    dim_out: int
-    row_slots: str = ""
+    text: Any
 
     @abstractmethod
     def op_forward(self, *arguments: Any) -> Tensor:
@@ -127,6 +126,17 @@ class DifferentiableOperator(RegisteredOperator):
     def op_double_backward(self, *arguments: Any) -> dict[str, Tensor]:
         """Second gradients by slot, of inputs, g, tangents, the rest and ``outputs``."""
 
+
+class DifferentiableOperator(RegisteredOperator, Differentiable):
+    """An operator with a signature, which has ops.
+
+    dim_out: features of a row of the value. row_slots: slots whose tensors have one row an item, which the operator
+    treats separately, so that vmap may merge calls; empty if rows of a call are summed.
+    """
+
+    dim_out: int
+    row_slots: str = ""
+
     def sizes(self, inputs: tuple, rest: tuple) -> tuple[int, int]:
         """The size of a call: rows, such as edges, and rows of the value."""
         return inputs[0].shape[0], inputs[0].shape[0]
@@ -135,7 +145,7 @@ class DifferentiableOperator(RegisteredOperator):
 # Eager calls through autograd. Each function's arguments are those of the op, with the operator instead of its text.
 
 
-def differentiable(operator: DifferentiableOperator, *arguments: Tensor) -> Tensor:
+def differentiable(operator: Differentiable, *arguments: Tensor) -> Tensor:
     """The value of inputs and the rest, differentiable twice."""
     if not is_eager(*arguments):
         return call(f"{operator.signature.name}_forward", *arguments, operator.text)
@@ -147,9 +157,7 @@ def differentiable(operator: DifferentiableOperator, *arguments: Tensor) -> Tens
 _REQUIRES_GRAD, _IS_NONE = attrgetter("requires_grad"), functools.partial(is_, None)
 
 
-def gradients(
-    operator: DifferentiableOperator, inputs: tuple, g: Tensor, rest: tuple, outputs: str
-) -> tuple[Maybe, ...]:
+def gradients(operator: Differentiable, inputs: tuple, g: Tensor, rest: tuple, outputs: str) -> tuple[Maybe, ...]:
     """First gradients by slot in a backward pass, differentiable once."""
     if is_transforming(g):
         return operator.signature.backward((*inputs, g), rest, outputs, operator.text)
@@ -159,9 +167,21 @@ def gradients(
     return tuple(map(found.get, operator.signature.slots))
 
 
+def second_gradients(
+    operator: Differentiable, primal: tuple, tangents: tuple[Maybe, ...], rest: tuple, outputs: str
+) -> tuple[Maybe, ...]:
+    """Second gradients by the slots of inputs and g, along tangents of inputs, differentiable by what is linear."""
+    if is_transforming(*tangents):
+        return operator.signature.double_backward(primal, tangents, rest, outputs, operator.text)
+    if torch.is_grad_enabled():
+        return _SecondGradients.apply(operator, outputs, *primal, *tangents, *rest)
+    by_slot = operator.op_double_backward(*primal, *tangents, *rest, outputs)
+    return tuple(map(by_slot.get, operator.signature.slots + "g"))
+
+
 class _Value(torch.autograd.Function):
     @staticmethod
-    def forward(ctx: Any, operator: DifferentiableOperator, *arguments: Tensor) -> Tensor:
+    def forward(ctx: Any, operator: Differentiable, *arguments: Tensor) -> Tensor:
         ctx.save_for_backward(*arguments)
         ctx.operator = operator
         return operator.op_forward(*arguments)
@@ -180,7 +200,7 @@ class _Value(torch.autograd.Function):
 
 class _Gradients(torch.autograd.Function):
     @staticmethod
-    def forward(ctx: Any, operator: DifferentiableOperator, outputs: str, *arguments: Tensor) -> tuple[Maybe, ...]:
+    def forward(ctx: Any, operator: Differentiable, outputs: str, *arguments: Tensor) -> tuple[Maybe, ...]:
         # A gradient that is not differentiated must arrive as None, so that the kernel omits its tangent.
         ctx.set_materialize_grads(False)
         ctx.save_for_backward(*arguments)
@@ -196,13 +216,7 @@ class _Gradients(torch.autograd.Function):
         if not outputs or all(map(_IS_NONE, tangents)):
             return (None,) * (2 + len(arguments))
         primal, rest = arguments[:count], arguments[count:]
-        if is_transforming(*tangents):
-            found = signature.double_backward(primal, tangents, rest, outputs, operator.text)
-        elif torch.is_grad_enabled():
-            found = _SecondGradients.apply(operator, outputs, *primal, *tangents, *rest)
-        else:
-            by_slot = operator.op_double_backward(*primal, *tangents, *rest, outputs)
-            found = tuple(map(by_slot.get, signature.slots + "g"))
+        found = second_gradients(operator, primal, tangents, rest, outputs)
         return None, None, *found, *(None,) * len(rest)
 
 
@@ -210,7 +224,7 @@ class _SecondGradients(torch.autograd.Function):
     """Their gradients by tangents are second gradients along the cotangents; all others are third derivatives."""
 
     @staticmethod
-    def forward(ctx: Any, operator: DifferentiableOperator, outputs: str, *arguments: Maybe) -> tuple[Maybe, ...]:
+    def forward(ctx: Any, operator: Differentiable, outputs: str, *arguments: Maybe) -> tuple[Maybe, ...]:
         slots = operator.signature.slots + "g"
         first, last = len(slots), 2 * len(slots) - 1
         ctx.set_materialize_grads(False)
@@ -317,7 +331,7 @@ class _Op:
         return (*found, *(None,) * (self.count - len(found)))
 
     def rows(self, arguments: tuple, in_dims: tuple[int | None, ...]) -> tuple[int, ...] | None:
-        """See ``kernelgen.ops.transforms.Rows``."""
+        """See ``kernelgen.ops.library.Rows``."""
         given = self.split(arguments)
         by_row = resolve(given.text).row_slots
         slots = self.primal + self.tangents
@@ -473,3 +487,115 @@ def define_op(name: str, schema: str, *, run: Callable, fake: Callable, vmap: Ca
     torch.library.register_fake(f"equitune::{name}", fake, lib=_library)
     if vmap is not None:
         register_vmap(f"equitune::{name}", vmap, _library)
+
+
+# Function transforms: makes the ops of ``equitune`` work under ``torch.func`` and in forward mode.
+#
+# The gradient formula registered for an op is not enough for ``torch.func.grad``, ``vmap`` and ``jvp``: they need an
+# autograd function with ``setup_context``, ``vmap`` and ``jvp``. :func:`add_function` makes one for each op from the
+# same formula. :func:`call` uses the op, or its function if torch transforms the call.
+
+
+_FUNCTIONS: dict[str, type[torch.autograd.Function]] = {}
+# From an op's arguments and their mapped dimensions to the positions of the tensors ``[rows, features]`` whose rows the
+# op treats separately; None if a result of the call sums over rows.
+Rows = Callable[[tuple, tuple[int | None, ...]], tuple[int, ...] | None]
+
+
+def call(name: str, *arguments: Any) -> Any:
+    """Call the op ``equitune::name``, or its autograd function if an active transform needs that."""
+    needs_function = _is_beyond_compile() if torch.compiler.is_compiling() else is_transforming()
+    if needs_function:
+        return _apply(name, *arguments)
+    return getattr(torch.ops.equitune, name).default(*arguments)
+
+
+@constant_result
+def _is_beyond_compile() -> bool:
+    """Whether a transform is active that torch.compile cannot trace through the ops: any but vmap, or any at all."""
+    stack = torch._C._functorch.get_interpreter_stack() or ()
+    return forward_ad._current_level >= 0 or any(
+        not COMPILES_VMAP or level.key() != TransformType.Vmap for level in stack
+    )
+
+
+@run_eagerly(
+    "torch.compile does not trace Equitune's kernels through torch.func.grad, jacrev, jvp and the like, "
+    "they run eagerly: compile with fullgraph=False, or what is inside of the transform"
+)
+def _apply(name: str, *arguments: Any) -> Any:
+    return _FUNCTIONS[name].apply(*arguments)
+
+
+def add_function(
+    library: torch.library.Library,
+    name: str,
+    gradient: Callable,
+    setup: Callable | None,
+    jvp: Callable,
+    rows: Rows,
+) -> None:
+    """Make the autograd function, and the rule for vmap, of the op ``equitune::name``.
+
+    gradient, setup: as in ``torch.library.register_autograd``. jvp: takes ctx and a tangent or None for each argument.
+    rows: tells which calls vmap may merge into one, with the rows of all items; others take one call an item.
+    """
+
+    def setup_context(ctx: Any, inputs: tuple, output: Any) -> None:
+        if setup is not None:
+            setup(ctx, inputs, output)
+            ctx.save_for_forward(*ctx.to_save)
+
+    def vmap_of(run: Callable) -> Callable:
+        def vmap(info: Any, in_dims: tuple, *arguments: Any) -> tuple:
+            mapped = tuple(a if dim is None else a.movedim(dim, 0) for a, dim in zip(arguments, in_dims, strict=True))
+            is_mapped = tuple(dim is not None for dim in in_dims)
+            places = rows(arguments, in_dims)
+            if places is None:
+                return _one_by_one(run, info.batch_size, is_mapped, mapped)
+            return _by_rows(run, places, info.batch_size, is_mapped, mapped)
+
+        return vmap
+
+    op = getattr(torch.ops.equitune, name).default
+    methods = {
+        "forward": op,
+        "setup_context": setup_context,
+        "backward": gradient,
+        "jvp": jvp,
+        "vmap": vmap_of(functools.partial(call, name)),
+    }
+    members = {method: staticmethod(function) for method, function in methods.items()}
+    _FUNCTIONS[name] = type(name, (torch.autograd.Function,), members)
+    # The op's own rule, which compiled code uses, runs while the level that it resolves is still on torch's stack:
+    # ``call`` would take the function, and torch finds no rule for that there.
+    register_vmap(f"equitune::{name}", vmap_of(op), library)
+
+
+def _by_rows(run: Callable, places: tuple[int, ...], size: int, is_mapped: tuple[bool, ...], arguments: tuple) -> tuple:
+    """One call on the rows of all ``size`` items; the first dimension of mapped arguments is the item."""
+    whole = list(arguments)
+    for place in places:
+        tensor = arguments[place]
+        if tensor is not None:
+            whole[place] = (tensor if is_mapped[place] else tensor.expand(size, *tensor.shape)).flatten(0, 1)
+    rows = arguments[places[0]].shape[-2]
+    found = run(*whole)
+    # Results that the caller does not want are empty, with one dimension.
+    apart = [t.unflatten(0, (size, rows)) if t.dim() == 2 else t for t in _several(found)]
+    dims = [0 if t.dim() == 3 else None for t in apart]
+    return (apart[0], dims[0]) if isinstance(found, Tensor) else (tuple(apart), tuple(dims))
+
+
+def _one_by_one(run: Callable, size: int, is_mapped: tuple[bool, ...], arguments: tuple) -> tuple:
+    """One call an item."""
+    if size == 0:
+        raise UnsupportedError("vmap was given no items; this product takes at least one")
+    pairs = list(zip(arguments, is_mapped, strict=True))
+    items = [run(*(a[i] if mapped else a for a, mapped in pairs)) for i in range(size)]
+    stacked = tuple(torch.stack(parts) for parts in zip(*map(_several, items), strict=True))
+    return (stacked[0], 0) if isinstance(items[0], Tensor) else (stacked, (0,) * len(stacked))
+
+
+def _several(found: Any) -> tuple[Tensor, ...]:
+    return (found,) if isinstance(found, Tensor) else found

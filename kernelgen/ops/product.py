@@ -1,7 +1,7 @@
 """The operator of a tensor product, a differentiable torch function.
 
 ``build`` makes an :class:`Operator`. Its ``forward`` uses ``kernelgen.ops.autograd``, or the torch ops of
-``kernelgen.ops.library`` if torch traces; the calls without autograd are in ``kernelgen.runtime.runner``. Kernels
+``kernelgen.ops.library`` if torch traces; the calls without autograd are in ``kernelgen.runtime.call``. Kernels
 compile at first use, one for each direction and set of wanted gradients.
 """
 
@@ -28,27 +28,27 @@ from kernelgen.arithmetic.directions import (
 from kernelgen.compat import is_tracing, is_transforming
 from kernelgen.device import device_facts
 from kernelgen.errors import TuningMissError, UnsupportedError
-from kernelgen.kernels.product.defaults import default_schedule
+from kernelgen.kernels.product.plan import default_schedule
 from kernelgen.kernels.product.schedule import SCHEDULES, Schedule, schedule_from_dict
 from kernelgen.kernels.spec import Spec
 from kernelgen.ops.autograd import PRODUCT, order_for_size, product
 from kernelgen.ops.base import DTYPES, INDEX_DTYPES, rebuilds, register
 from kernelgen.ops.first_run import LISTENERS, Choice, Waiting, can_choose, choose
 from kernelgen.ops.library import DifferentiableOperator, Maybe
-from kernelgen.problem.harmonics import HarmonicsProblem
+from kernelgen.problem.other_kinds import HarmonicsProblem
 from kernelgen.problem.product import TensorProductProblem
-from kernelgen.runtime.call import Checks, Graph, Operands
+from kernelgen.runtime.call import AnyRunner, Checks, DirectCalls, Graph, Operands, Runner, RunnerKey, SplitRunner
 from kernelgen.runtime.graph import (
+    KNOWN_GRAPHS,
     NO_ORDER,
     EdgeOrder,
+    Edges,
     check_ascending,
     check_ascending_on_device,
     is_in_order,
     order_by,
     row_count,
 )
-from kernelgen.runtime.known_graphs import KNOWN_GRAPHS, Edges
-from kernelgen.runtime.runner import AnyRunner, DirectCalls, Runner, RunnerKey, SplitRunner
 
 
 def build(

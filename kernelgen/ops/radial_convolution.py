@@ -18,6 +18,7 @@ from __future__ import annotations
 import functools
 import json
 from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 import torch
@@ -28,23 +29,33 @@ from kernelgen.compat import is_eager, is_transforming
 from kernelgen.device import device_facts
 from kernelgen.errors import InputError, ScheduleError, UnsupportedError
 from kernelgen.kernels.knobs import read_schedule
-from kernelgen.kernels.radial.plan import MARKS, RadialPlan, default_radial_schedule, radial_plan
-from kernelgen.kernels.radial.schedule import RadialSchedule, RadialSpec, operands_of
-from kernelgen.kernels.spec import BUFFERS
-from kernelgen.ops.autograd import PRODUCT, edges_of, second_gradients
-from kernelgen.ops.base import INDEX_DTYPES, OPERATORS, PLACE, rebuilds, resolve
+from kernelgen.kernels.radial.plan import (
+    MARKS,
+    RadialPlan,
+    RadialSchedule,
+    RadialSpec,
+    default_radial_schedule,
+    operands_of,
+    radial_plan,
+)
+from kernelgen.ops.autograd import PRODUCT, edges_of
+from kernelgen.ops.autograd import second_gradients as second_of_product
+from kernelgen.ops.base import INDEX_DTYPES, OPERATORS, rebuilds, resolve
 from kernelgen.ops.edge_networks import edge_product, full_product, sum_product
-from kernelgen.ops.library import define_op, used_slots
+from kernelgen.ops.library import (
+    Differentiable,
+    Maybe,
+    Signature,
+    define_op,
+    differentiable,
+    gradients,
+    second_gradients,
+)
 from kernelgen.ops.product import Operator
 from kernelgen.problem.product import TensorProductProblem
 from kernelgen.runtime.call import Graph, aligned, empty, zeros
-from kernelgen.runtime.graph import EdgeOrder, order_by
+from kernelgen.runtime.graph import EdgeOrder, kept_fact, order_by, stream_of
 from kernelgen.runtime.kernel import Kernel, load_kernel
-from kernelgen.runtime.known_graphs import kept_fact, stream_of
-
-Maybe = Tensor | None
-# Slots of this form: x, y, h, the matrix m, and the cotangent g.
-_SLOTS = "xyhm"
 
 
 def radial_product(
@@ -88,11 +99,42 @@ def radial_product(
     if fused is None and y.shape[0] <= most_edges:
         return operator(x, y, multiply.rows(h, matrix), sender, receiver, num_out=num_out)
     whole = operator.graph(x, y, sender, receiver, num_out, None)  # parts have orders of their own
-    return _Forward.apply(x, y, h, matrix, _Call(whole, operator, Parts(operator, whole, most_edges), multiply, fused))
+    shared = _Call(whole, operator, Parts(operator, whole, most_edges), multiply, fused)
+    return differentiable(shared, x, y, h, matrix, *whole.saved)
 
 
-class _Call(NamedTuple):
-    """What all functions of a call share."""
+class _Derivatives(Signature):
+    """Of calls without ops: of each the call itself is the ``text``."""
+
+    def backward(self, primal: tuple, rest: tuple, outputs: str, text: Any) -> tuple[Maybe, ...]:
+        *inputs, g = primal
+        if is_transforming(g):
+            return first_transformed(primal, _of_kernel(outputs), text)
+        return gradients(text, tuple(inputs), g, rest, outputs)
+
+    def double_backward(
+        self, primal: tuple, tangents: tuple[Maybe, ...], rest: tuple, outputs: str, text: Any
+    ) -> tuple[Maybe, ...]:
+        if is_transforming(*tangents):
+            return second_transformed(primal, tangents, _of_kernel(outputs), text)
+        return second_gradients(text, primal, tangents, rest, outputs)
+
+
+# Slots are x, y, h and the matrix m.
+RADIAL = _Derivatives(
+    name="",
+    slots="xyhm",
+    inputs=("x", "y", "h", "matrix"),
+    tangents=("tx", "ty", "th", "tm"),
+    is_multilinear=True,
+    noun=PRODUCT.noun,
+    instead=PRODUCT.instead,
+)
+
+
+@dataclass(eq=False)
+class _Call(Differentiable):
+    """A call on a checked graph. Autograd saves the graph's indices as the rest: it notices writes to them."""
 
     whole: Graph
     operator: Operator
@@ -100,118 +142,63 @@ class _Call(NamedTuple):
     multiply: Multiply
     fused: FusedRadial | None
 
+    signature = RADIAL
 
-class _Forward(torch.autograd.Function):
-    @staticmethod
-    def forward(ctx: Any, x: Tensor, y: Tensor, h: Tensor, matrix: Tensor, shared: _Call) -> Tensor:
-        whole, operator, parts, multiply, fused = ctx.shared = shared
-        # The indices too: autograd notices writes to them.
-        ctx.save_for_backward(x, y, h, matrix, *whole.saved)
-        if fused is not None:
-            return fused.value(x, y, h, matrix, whole)
-        out = empty(whole.shapes["g"], x)
-        for part in parts:
-            w = multiply.rows(part.rows(h), matrix)
+    @property
+    def text(self) -> Any:
+        return self
+
+    def op_forward(self, x: Tensor, y: Tensor, h: Tensor, matrix: Tensor, *_: Tensor) -> Tensor:
+        if self.fused is not None:
+            return self.fused.value(x, y, h, matrix, self.whole)
+        out = empty(self.whole.shapes["g"], x)
+        for part in self.parts:
+            w = self.multiply.rows(part.rows(h), matrix)
             operands = (x, None, part.rows(y), None, w, None, None, None)
-            out[part.begin : part.end] = operator.run_on(part.graph, forward(), operands)["g"]
+            out[part.begin : part.end] = self.operator.run_on(part.graph, forward(), operands)["g"]
             del w, operands
         return out
 
-    @staticmethod
-    def backward(ctx: Any, *gradients: Tensor) -> tuple[Maybe, ...]:
-        wanted = used_slots(ctx, _SLOTS)
-        if not wanted:
-            return (None,) * 5
-        x, y, h, matrix, *_ = ctx.saved_tensors
-        if is_transforming(gradients[0]):
-            return *first_transformed((x, y, h, matrix), gradients[0], _of_kernel(wanted), ctx.shared), None
-        return *_First.apply(x, y, h, matrix, gradients[0], wanted, ctx.shared), None
-
-
-class _First(torch.autograd.Function):
-    @staticmethod
-    def forward(ctx: Any, *given: Any) -> tuple[Maybe, ...]:
-        x, y, h, matrix, g, wanted, ctx.shared = given
-        whole, operator, parts, multiply, fused = ctx.shared
-        ctx.set_materialize_grads(False)
-        ctx.save_for_backward(x, y, h, matrix, g, *whole.saved)
+    def op_backward(self, x: Tensor, y: Tensor, h: Tensor, matrix: Tensor, g: Tensor, *rest: Any) -> dict[str, Tensor]:
+        *_, wanted = rest
         slots = _of_kernel(wanted)
-        if fused is not None and "m" not in wanted:
-            by_slot = fused.gradients(slots, x, y, h, matrix, g, whole)
-            return tuple(by_slot.get("w" if slot == "h" else slot) for slot in _SLOTS)
-        sums = Sums(wanted, whole, multiply, x=x, h=h, m=matrix)
-        for part in parts:
+        if self.fused is not None and "m" not in wanted:
+            by_slot = self.fused.gradients(slots, x, y, h, matrix, g, self.whole)
+            return {"h" if slot == "w" else slot: grad for slot, grad in by_slot.items()}
+        sums = Sums(wanted, self.whole, self.multiply, x=x, h=h, m=matrix)
+        for part in self.parts:
             of_h = part.rows(h)
-            w = multiply.rows(of_h, matrix) if "w" in backward(slots).operands else None
+            w = self.multiply.rows(of_h, matrix) if "w" in backward(slots).operands else None
             operands = (x, None, part.rows(y), None, w, None, g[part.begin : part.end], None)
-            found = operator.run_on(part.graph, backward(slots), operands)
+            found = self.operator.run_on(part.graph, backward(slots), operands)
             sums.add(part, found, ((found.get("w"), matrix, of_h),))
             del w, operands, found  # before those of the next part exist
-        return tuple(sums.found.get(slot) for slot in _SLOTS)
+        return sums.found
 
-    @staticmethod
-    def backward(ctx: Any, *tangents: Maybe) -> tuple[Maybe, ...]:
-        wanted = used_slots(ctx, _SLOTS + "g")
-        if not wanted or not any(tangent is not None for tangent in tangents):
-            return (None,) * 7
-        x, y, h, matrix, g, *_ = ctx.saved_tensors
-        if is_transforming(*tangents):
-            found = second_transformed((x, y, h, matrix), g, (*tangents, None), _of_kernel(wanted), ctx.shared)
-        else:
-            found = _Second.apply(x, y, h, matrix, g, *tangents, None, wanted, ctx.shared)
-        return *found, None, None
-
-
-class _Second(torch.autograd.Function):
-    """Second derivatives along tangents of x, y, h, m and g, which they are linear in.
-
-    As in ``kernelgen.ops.autograd``: gradients by the tangents are second derivatives along the cotangents.
-    """
-
-    @staticmethod
-    def forward(ctx: Any, *given: Any) -> tuple[Maybe, ...]:
-        x, y, h, matrix, g, tx, ty, th, tm, tg, wanted, ctx.shared = given
-        whole, operator, parts, multiply, _ = ctx.shared
-        ctx.set_materialize_grads(False)
-        ctx.save_for_backward(x, y, h, matrix, g, *whole.saved)
-        ctx.along = "".join(
-            s for s, tangent in zip(_SLOTS + "g", (tx, ty, th, tm, tg), strict=True) if tangent is not None
-        )
+    def op_double_backward(
+        self, x: Tensor, y: Tensor, h: Tensor, matrix: Tensor, g: Tensor, *tangents_and_rest: Any
+    ) -> dict[str, Tensor]:
+        tx, ty, th, tm, *_, wanted = tangents_and_rest
         slots = _of_kernel(wanted)
-        sums = Sums(wanted, whole, multiply, x=x, h=h, m=matrix)
-        for part in parts:
+        sums = Sums(wanted, self.whole, self.multiply, x=x, h=h, m=matrix)
+        for part in self.parts:
             of_h, of_y, of_g = part.rows(h), part.rows(y), g[part.begin : part.end]
             of_ty, of_th = (None if tangent is None else part.rows(tangent) for tangent in (ty, th))
-            w, tw = multiply.rows(of_h, matrix), None
+            w, tw = self.multiply.rows(of_h, matrix), None
             if of_th is not None:
-                tw = multiply.rows(of_th, matrix)
+                tw = self.multiply.rows(of_th, matrix)
             if tm is not None:
-                tw = _sum(tw, multiply.rows(of_h, tm))
-            primal = (x, of_y, w, of_g)
-            along = (tx, of_ty, tw, None if tg is None else tg[part.begin : part.end])
+                tw = _sum(tw, self.multiply.rows(of_h, tm))
+            primal, along = (x, of_y, w, of_g), (tx, of_ty, tw, None)
             outputs = double_backward(PRODUCT.present(along), slots).live_outputs
-            found = second_gradients(primal, along, outputs, part.graph, operator) if outputs else {}
-            terms = [(found.get("w"), matrix, of_h)]
+            found = second_of_product(primal, along, outputs, part.graph, self.operator) if outputs else {}
+            terms: list[tuple[Maybe, Maybe, Maybe]] = [(found.get("w"), matrix, of_h)]
             if ("h" in wanted and tm is not None) or ("m" in wanted and of_th is not None):
                 operands = (x, None, of_y, None, w, None, of_g, None)
-                terms.append((operator.run_on(part.graph, backward("w"), operands)["w"], tm, of_th))
+                terms.append((self.operator.run_on(part.graph, backward("w"), operands)["w"], tm, of_th))
             sums.add(part, found, terms)
             del w, tw, primal, along, found, terms
-        return tuple(sums.found.get(slot) for slot in _SLOTS + "g")
-
-    @staticmethod
-    def backward(ctx: Any, *cotangents: Maybe) -> tuple:
-        if used_slots(ctx, _SLOTS + "g"):
-            return PRODUCT.no_third_derivative()
-        wanted = used_slots(ctx, ctx.along, first=5)
-        if not wanted or not any(cotangent is not None for cotangent in cotangents):
-            return (None,) * 12
-        x, y, h, matrix, g, *_ = ctx.saved_tensors
-        if is_transforming(*cotangents):
-            found = second_transformed((x, y, h, matrix), g, cotangents, _of_kernel(wanted), ctx.shared)
-        else:
-            found = _Second.apply(x, y, h, matrix, g, *cotangents, wanted, ctx.shared)
-        return *(None,) * 5, *found, None, None
+        return sums.found
 
 
 def _of_kernel(wanted: str) -> str:
@@ -230,7 +217,7 @@ class Sums:
     def __init__(self, wanted: str, whole: Graph, multiply: Multiply, *, x: Tensor, h: Tensor, m: Tensor) -> None:
         self.multiply = multiply
         shapes = {slot: whole.shapes[slot] for slot in "xyg"} | {"h": tuple(h.shape), "m": tuple(m.shape)}
-        self.found = {slot: zeros(shapes[slot], x) for slot in _SLOTS + "g" if slot in wanted}
+        self.found = {slot: zeros(shapes[slot], x) for slot in RADIAL.slots + "g" if slot in wanted}
 
     def add(self, part: Part, found: dict[str, Tensor], terms: Any) -> None:
         """Gradients of a part; terms: (gradient of w, what multiplies it for h, and for the matrix), None for none."""
@@ -263,7 +250,7 @@ class Sums:
 class FusedRadial:
     """The value and first gradients of one problem, with weights ``h @ matrix`` in registers.
 
-    hidden: features of h. accuracy: of ``kernelgen.kernels.radial.schedule.PRODUCTS``. schedules: by direction name
+    hidden: features of h. accuracy: of ``kernelgen.kernels.radial.plan.PRODUCTS``. schedules: by direction name
     (``forward``, ``backward``), else the defaults. text: the kernels as JSON, from which any process can rebuild them.
     Kernels compile at first use. Raises UnsupportedError for problems, sizes and devices without such a kernel.
     """
@@ -333,25 +320,20 @@ class FusedRadial:
         assert isinstance(plan, RadialPlan)
         num_in, num_edges = given["x"].shape[0], sender.shape[0]
         shapes = self.shapes(num_edges, num_in, num_out)
-        kept = {name: _ready(name, given[name], shapes[name], sender) for name in operands_of(direction)}
-        kept["sender"] = aligned(sender)
-        kept |= {name: one for name, one in (("spans", order.spans), ("perm", order.perm)) if one is not None}
-        pointers = [0] * len(BUFFERS)
-        for name, tensor in kept.items():
-            pointers[PLACE[name]] = tensor.data_ptr()
+        buffers = {name: _ready(name, given[name], shapes[name], sender) for name in operands_of(direction)}
+        buffers["sender"] = aligned(sender)
+        buffers |= {name: one for name, one in (("spans", order.spans), ("perm", order.perm)) if one is not None}
         found: dict[str, Tensor] = {}
         no_edges = num_edges == 0  # then nothing runs: a GPU refuses a grid without blocks
         if plan.marks and not no_edges:
-            marks = zeros((plan.marks, num_out), given["x"])
-            pointers[PLACE[MARKS]] = marks.data_ptr()
+            buffers[MARKS] = zeros((plan.marks, num_out), given["x"])
         for slot in direction.outputs:
             is_zeroed = no_edges or f"out_{slot}" in plan.zeroed
-            found[slot] = (zeros if is_zeroed else empty)(shapes[slot], given["x"])
+            found[slot] = buffers[f"out_{slot}"] = (zeros if is_zeroed else empty)(shapes[slot], given["x"])
             if poison and not is_zeroed:
                 found[slot].fill_(torch.nan)
-            pointers[PLACE[f"out_{slot}"]] = found[slot].data_ptr()
         if num_out and not no_edges:
-            kernel.run(pointers, num_edges, num_in, num_out, given["x"].get_device())
+            kernel.launch(buffers, num_edges, num_in, num_out)
         return found
 
     def shapes(self, num_edges: int, num_in: int, num_out: int) -> dict[str, tuple[int, int]]:
@@ -588,7 +570,7 @@ def _ranges(ends: list[int], most_edges: int) -> list[tuple[int, int, int, int]]
 # is torch's product with torch's settings (``torch.set_float32_matmul_precision``). ``tf32`` is for weights that are
 # formed in registers: one product of halves, whose 11 bits are TF32's. Outside of them it is ``float32``.
 
-# Accuracy class of ``kernelgen.kernels.radial.schedule`` with which weights are formed in registers, by product.
+# Accuracy class of ``kernelgen.kernels.radial.plan`` with which weights are formed in registers, by product.
 ACCURACY = {"fp16x3": "ieee", "float32": "ieee", "tf32": "tf32"}
 EDGE_PRODUCTS = tuple(ACCURACY)
 
@@ -611,27 +593,24 @@ def multiply_by(product: str) -> Multiply:
 
 # Derivatives that torch transforms (``is_grads_batched``, vmap): for all edges at once, through the torch ops.
 
-# x, y, the hidden features h and the matrix m: the weights are w = h m.
-Inputs = tuple[Tensor, Tensor, Tensor, Tensor]
 
-
-def first_transformed(inputs: Inputs, g: Tensor, slots: str, shared: _Call) -> tuple[Maybe, ...]:
+def first_transformed(primal: tuple[Tensor, ...], slots: str, shared: _Call) -> tuple[Maybe, ...]:
     """Gradients of x, y, h and m. slots: of the operands x, y and w, whose gradients these need."""
-    x, y, h, m = inputs
+    x, y, h, m, g = primal
     rest, text = edges_of(shared.whole), shared.operator.text
     dx, dy, dw = PRODUCT.backward((x, y, full_product(h, m), g), rest, slots, text)
     return dx, dy, None if dw is None else full_product(dw, m.t()), None if dw is None else full_product(h.t(), dw)
 
 
 def second_transformed(
-    inputs: Inputs, g: Tensor, tangents: tuple[Maybe, ...], slots: str, shared: _Call
+    primal: tuple[Tensor, ...], tangents: tuple[Maybe, ...], slots: str, shared: _Call
 ) -> tuple[Maybe, ...]:
-    """Second derivatives by x, y, h, m and g along tangents of these; see ``kernelgen.ops.radial_convolution``."""
-    (x, y, h, m), (tx, ty, th, tm, tg) = inputs, tangents
+    """Second derivatives by x, y, h, m and g along tangents of x, y, h and m."""
+    (x, y, h, m, g), (tx, ty, th, tm) = primal, tangents
     terms = [full_product(a, b) for a, b in ((th, m), (h, tm)) if a is not None and b is not None]
     w, tw = full_product(h, m), sum(terms[1:], terms[0]) if terms else None
     rest, text = edges_of(shared.whole), shared.operator.text
-    dx, dy, dw, dg = PRODUCT.along_tangents((x, y, w, g), (tx, ty, tw, tg), rest, slots, text)
+    dx, dy, dw, dg = PRODUCT.along_tangents((x, y, w, g), (tx, ty, tw, None), rest, slots, text)
     gw = None
     if "w" in slots and terms:
         gw = PRODUCT.backward((x, y, w, g), rest, "w", text)[2]

@@ -8,7 +8,6 @@ direction, tangents and set of wanted gradients.
 from __future__ import annotations
 
 import contextlib
-import functools
 import math
 from collections.abc import Iterator, Mapping
 from typing import Any
@@ -26,24 +25,21 @@ from kernelgen.arithmetic.contraction import (
 from kernelgen.arithmetic.contraction_couplings import polynomials
 from kernelgen.device import device_facts
 from kernelgen.errors import InputError
-from kernelgen.kernels.contraction.emit import C_TYPES
-from kernelgen.kernels.contraction.plan import default_contraction_schedule, task_nodes
-from kernelgen.kernels.contraction.schedule import (
+from kernelgen.kernels.spec import BUFFERS
+from kernelgen.kernels.symmetric_contraction import (
     ContractionSchedule,
     ContractionSpec,
     contraction_schedule_from_dict,
+    default_contraction_schedule,
     in_fixed_order,
+    task_nodes,
 )
-from kernelgen.kernels.source import Source, included
-from kernelgen.kernels.spec import BUFFERS
-from kernelgen.ops.base import DTYPES, INDEX_DTYPES, PLACE, rebuilds, register
+from kernelgen.ops.base import DTYPES, INDEX_DTYPES, rebuilds, register
 from kernelgen.ops.library import DifferentiableOperator, Maybe, Signature, define, differentiable
-from kernelgen.problem.contraction import ContractionProblem
-from kernelgen.runtime.call import empty, zeros
-from kernelgen.runtime.graph import EdgeOrder, order_by
-from kernelgen.runtime.kernel import FixedKernel, Kernel, load_kernel
-from kernelgen.runtime.known_graphs import KNOWN_GRAPHS
-from kernelgen.watchers import WATCHERS, tell, tell_of_preparing
+from kernelgen.problem.other_kinds import ContractionProblem
+from kernelgen.runtime.call import WATCHERS, empty, tell, tell_of_preparing, zeros
+from kernelgen.runtime.graph import KNOWN_GRAPHS, EdgeOrder, order_by
+from kernelgen.runtime.kernel import PLACE, Kernel, KernelByDtype, load_kernel
 
 CONTRACTION = Signature(
     name="sc",
@@ -60,6 +56,7 @@ define(CONTRACTION)
 # The elements of nodes: their range, the order of nodes by element, and sums over the nodes of each element.
 
 _THREADS, _COLUMNS = 512, 128
+SUMS = KernelByDtype("equitune_contraction_sums", "sums_by_element.cuh", count=6, threads=_THREADS)
 
 
 def node_order(elements: Tensor, rows: int) -> tuple[Tensor, Tensor]:
@@ -96,7 +93,7 @@ def _naming(elements: Tensor, rows: int) -> Iterator[None]:
 def sums_by_element(rows: Tensor, spans: Tensor, of_task: int) -> Tensor:
     """Sums over the rows of each element [elements, columns], always in the same order.
 
-    rows: those of ``kernelgen.kernels.contraction.plan``, of tasks of ``of_task`` nodes. spans: of ``node_order``.
+    rows: those of ``kernelgen.kernels.symmetric_contraction``, of tasks of ``of_task`` nodes. spans: of ``node_order``.
     """
     count, width = spans.shape[0], rows.shape[1]
     if rows.is_cpu:
@@ -108,19 +105,8 @@ def sums_by_element(rows: Tensor, spans: Tensor, of_task: int) -> Tensor:
     out, parts = empty((count, width), rows), -(-width // _COLUMNS)
     if count:
         values = (rows.data_ptr(), spans.data_ptr(), out.data_ptr(), width, of_task, parts)
-        _sums(rows.dtype).launch(rows.get_device(), count * parts, *values)
+        SUMS.of(rows.dtype).launch(rows.get_device(), count * parts, *values)
     return out
-
-
-@functools.cache
-def _sums(dtype: torch.dtype) -> FixedKernel:
-    return FixedKernel(sums_source(dtype), 6, _THREADS)
-
-
-def sums_source(dtype: torch.dtype) -> Source:
-    """The source of the kernel that sums rows of a dtype."""
-    text = f"#define REAL {C_TYPES[DTYPES[dtype]]}\n" + included("sums_by_element.cuh")
-    return Source(text, "cuda", "equitune_contraction_sums")
 
 
 Schedules = ContractionSchedule | Mapping[str, ContractionSchedule] | None

@@ -1,6 +1,6 @@
 """What is computed, in e3nn's terms: frozen, hashable values with a stable text form.
 
 In: irreps, instructions, degrees, as a user gives them. Out: a checked problem, whose ``key`` any process can read
-back. Read ``irreps``, then ``product``. The other problems are ``harmonics`` (and products with harmonics of edge
-vectors) and ``contraction``. ``sizes`` is what the speed of a kernel depends on.
+back. Read ``irreps``, then ``product``. ``other_kinds`` has the problems of harmonics (and of products with harmonics
+of edge vectors) and of contractions.
 """

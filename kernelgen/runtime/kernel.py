@@ -21,13 +21,13 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from kernelgen.compile.cache import Binary
 from kernelgen.compile.compiler import compile_source
 from kernelgen.compile.gpu import has_nvrtc, misfit, nvrtc_version
+from kernelgen.compile.job import Binary
 from kernelgen.device import NOT_RUN, device_facts
 from kernelgen.errors import LaunchError, ToolMissingError, UnsupportedError
 from kernelgen.kernels.dispatch import AnyPlan, emit, geometry, make_plan
-from kernelgen.kernels.source import Source
+from kernelgen.kernels.source import Source, included
 from kernelgen.kernels.spec import BUFFERS, AnySpec
 
 # Calls functions of the CUDA driver directly, because host time limits calls on small graphs.
@@ -201,6 +201,8 @@ def error_name(status: int) -> str:
     return name.value.decode()
 
 
+# Position of each buffer among a kernel's pointers.
+PLACE = {name: place for place, name in enumerate(BUFFERS)}
 # Bytes of dynamic shared memory beyond which a kernel must request permission.
 _SHARED_WITHOUT_ASKING = 48 * 1024
 _KEPT_GEOMETRIES = 256
@@ -243,9 +245,10 @@ class Kernel:
 
     def launch(self, buffers: Mapping[str, Tensor], num_edges: int, num_in: int, num_out: int) -> None:
         """Run on ``buffers``, keyed by the names of ``BUFFERS``; missing ones are null."""
-        device = next(iter(buffers.values())).get_device()
-        pointers = [buffers[name].data_ptr() if name in buffers else 0 for name in BUFFERS]
-        self.run(pointers, num_edges, num_in, num_out, device)
+        pointers = [0] * len(BUFFERS)
+        for name, tensor in buffers.items():
+            pointers[PLACE[name]] = tensor.data_ptr()
+        self.run(pointers, num_edges, num_in, num_out, next(iter(buffers.values())).get_device())
 
     def run(self, pointers: Sequence[int], num_edges: int, num_in: int, num_out: int, device: int) -> None:
         """Run on addresses in the order of ``BUFFERS`` (0: none), 16-byte aligned, of contiguous tensors."""
@@ -389,6 +392,31 @@ class FixedKernel:
         status = launch_on(device, launch_function(), loaded.handle, shape, packed)
         if status != 0:
             raise LaunchError(f"{self.source.entry} with {values} failed on cuda:{device}: {error_name(status)}")
+
+
+class KernelByDtype:
+    """A :class:`FixedKernel` for each dtype, of sections of headers in which the dtype has a name, such as ``REAL``."""
+
+    def __init__(self, entry: str, *headers: str, count: int, threads: int, name: str = "REAL") -> None:
+        self.entry, self.headers, self.count, self.threads, self.name = entry, headers, count, threads, name
+        self._kernels: dict[torch.dtype, FixedKernel] = {}
+
+    def of(self, dtype: torch.dtype) -> FixedKernel:
+        """The kernel for a dtype."""
+        kernel = self._kernels.get(dtype)
+        if kernel is None:
+            kernel = self._kernels[dtype] = FixedKernel(self.source(dtype), self.count, self.threads)
+        return kernel
+
+    def source(self, dtype: torch.dtype) -> Source:
+        text = f"#define {self.name} {_C_TYPES[dtype]}\n" + "".join(map(included, self.headers))
+        return Source(text, "cuda", self.entry)
+
+    def sources(self, dtype: torch.dtype) -> tuple[Source, ...]:
+        return (self.source(dtype),)
+
+
+_C_TYPES = {torch.float32: "float", torch.float64: "double", torch.int32: "int", torch.int64: "long long"}
 
 
 # Flags by which kernels that zero their own outputs signal that the zeros are written (``product.cuh:zero_outputs``).

@@ -220,8 +220,8 @@ def test_kernels_for_gpus_need_no_compiler_either(installed: Path, tmp_path: Pat
         "for arch in ('sm_80', 'sm_89', 'sm_120'):\n"
         "    print(compile_source(source, cuda_facts(arch)).path.read_bytes()[:4])\n"
         "import torch\n"
-        "from kernelgen.ops import gates, node_matrices\n"
-        "for source in (gates.source(torch.float64), node_matrices.source(torch.float32, False)):\n"
+        "from kernelgen.ops.node_kernels import GATES, ROWS\n"
+        "for source in (GATES.source(torch.float64), ROWS.source(torch.float32)):\n"
         "    print(compile_source(source, cuda_facts('sm_86')).path.read_bytes()[:4])\n"
     )
     environment = {"EQUITUNE_CACHE": str(tmp_path / "none"), "PYTHONPATH": str(installed)}

@@ -6,10 +6,10 @@ import pytest
 import sanitize
 
 from kernelgen.device import cuda_facts
-from kernelgen.kernels.contraction.schedule import ContractionCudaSchedule, ContractionSpec
-from kernelgen.kernels.harmonics.schedule import HarmonicsCudaSchedule
 from kernelgen.kernels.product.schedule import CudaSchedule
-from kernelgen.kernels.spec import HarmonicsSpec, Spec
+from kernelgen.kernels.spec import Spec
+from kernelgen.kernels.spherical_harmonics import HarmonicsCudaSchedule, HarmonicsSpec
+from kernelgen.kernels.symmetric_contraction import ContractionCudaSchedule, ContractionSpec
 
 # Knobs whose every value is a form of its own; of the others (sizes) two values or more, but of the registers' limit.
 FORMS = ("fuse", "accumulate", "order", "edge_operand", "prefetch", "ahead", "stream", "finish", "zeros", "runs")

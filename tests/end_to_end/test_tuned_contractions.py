@@ -31,8 +31,8 @@ from autotune.workload.workload import Workload, moved_bytes
 from kernelgen.arithmetic import contraction_couplings as equivariant_polynomials
 from kernelgen.arithmetic.contraction import CONTRACTION_DIRECTIONS
 from kernelgen.device import DeviceFacts, cuda_facts, device_facts
-from kernelgen.kernels.contraction.schedule import ContractionHostSchedule
-from kernelgen.problem.contraction import ContractionProblem
+from kernelgen.kernels.symmetric_contraction import ContractionHostSchedule
+from kernelgen.problem.other_kinds import ContractionProblem
 
 PROBLEM = ContractionProblem("0e+1o+2e", "1o+0e", 3, 4)
 FEW = GraphSpec("few", NodesAlone(20, 7, 3))

@@ -34,9 +34,9 @@ from autotune.workload.workload import GraphClass, Workload
 from kernelgen.arithmetic.directions import HARMONICS_DIRECTIONS
 from kernelgen.device import cuda_facts, device_facts
 from kernelgen.errors import ProblemError
-from kernelgen.kernels.harmonics.schedule import HarmonicsCudaSchedule, HarmonicsHostSchedule
 from kernelgen.kernels.product.schedule import HostSchedule
-from kernelgen.problem.harmonics import HarmonicsProblem
+from kernelgen.kernels.spherical_harmonics import HarmonicsCudaSchedule, HarmonicsHostSchedule
+from kernelgen.problem.other_kinds import HarmonicsProblem
 
 L2 = HarmonicsProblem((0, 1, 2), "component", True)
 FEW = GraphSpec("few", EdgesAlone(300))

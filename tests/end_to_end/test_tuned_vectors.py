@@ -26,11 +26,10 @@ from kernelgen.arithmetic.directions import DIRECTIONS
 from kernelgen.device import cuda_facts, device_facts
 from kernelgen.errors import ProblemError
 from kernelgen.kernels.dispatch import make_plan
-from kernelgen.kernels.harmonics.schedule import VectorHostSchedule
 from kernelgen.kernels.spec import Spec
-from kernelgen.ops.harmonics import HarmonicsOperator
-from kernelgen.ops.vectors import FUSED
-from kernelgen.problem.harmonics import HarmonicsProblem, VectorProblem
+from kernelgen.kernels.spherical_harmonics import VectorHostSchedule
+from kernelgen.ops.harmonics import FUSED, HarmonicsOperator
+from kernelgen.problem.other_kinds import HarmonicsProblem, VectorProblem
 from kernelgen.problem.product import TensorProductProblem
 
 L1 = HarmonicsProblem((0, 1), "component", True)

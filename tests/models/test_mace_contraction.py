@@ -19,7 +19,7 @@ from kernelgen.arithmetic.contraction_couplings import coordinates, polynomials
 from kernelgen.compat import o3
 from kernelgen.errors import UnsupportedError
 from kernelgen.ops.symmetric_contraction import build_contraction
-from kernelgen.problem.contraction import ContractionProblem
+from kernelgen.problem.other_kinds import ContractionProblem
 
 CHANNELS, ELEMENTS = 2, 3
 OUTS = ("0e", "0e+1o", "0e+1o+2e")

@@ -9,7 +9,7 @@ from torch import Tensor
 
 from kernelgen.arithmetic.contraction_couplings import polynomials
 from kernelgen.ops.symmetric_contraction import ContractionOperator, build_contraction
-from kernelgen.problem.contraction import ContractionProblem
+from kernelgen.problem.other_kinds import ContractionProblem
 
 SMALL = ContractionProblem("0e+1o", "0e+1o", 2, 3)
 Function = Callable[[Tensor, Tensor], Tensor]

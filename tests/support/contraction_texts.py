@@ -14,13 +14,13 @@ from kernelgen.arithmetic.contraction import (
     contraction_double_backward,
 )
 from kernelgen.device import DeviceFacts
-from kernelgen.kernels.contraction.schedule import (
+from kernelgen.kernels.symmetric_contraction import (
     ContractionCudaSchedule,
     ContractionHostSchedule,
     ContractionSchedule,
     ContractionSpec,
 )
-from kernelgen.problem.contraction import ContractionProblem
+from kernelgen.problem.other_kinds import ContractionProblem
 
 PROBLEMS = {
     "usual": ContractionProblem("0e+1o+2e", "0e+1o", 3, 32),

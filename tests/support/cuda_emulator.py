@@ -17,11 +17,11 @@ from reference import Case, relayout
 from kernelgen.arithmetic.directions import Direction
 from kernelgen.device import DeviceFacts, cuda_facts
 from kernelgen.kernels.dispatch import AnyPlan, emit, geometry, make_plan
-from kernelgen.kernels.harmonics.plan import HarmonicsPlan
 from kernelgen.kernels.product.schedule import CudaSchedule
 from kernelgen.kernels.radial.plan import RadialPlan
 from kernelgen.kernels.spec import BUFFERS, Spec
-from kernelgen.problem.harmonics import HarmonicsProblem
+from kernelgen.kernels.spherical_harmonics import HarmonicsPlan
+from kernelgen.problem.other_kinds import HarmonicsProblem
 from kernelgen.runtime.graph import longest_first
 
 FACTS = cuda_facts("sm_90")

@@ -17,8 +17,7 @@ from kernelgen.compile.pack_file import PTX, PackFile, write_pack
 from kernelgen.device import assumed, cuda_facts
 from kernelgen.kernels.product.schedule import CudaSchedule
 from kernelgen.ops.product import build
-from kernelgen.packs.calls import Call
-from kernelgen.packs.write import Content
+from kernelgen.packs.write import Call, Content
 from kernelgen.version import GENERATOR_VERSION
 
 # An ELF file with one section that has no bytes.

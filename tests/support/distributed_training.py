@@ -22,7 +22,8 @@ from torch.nn.parallel import DistributedDataParallel
 
 from autotune import accelerate
 from autotune.bench.contenders import RESULTS
-from kernelgen.compile import cache, compiler
+from kernelgen.compile import compiler
+from kernelgen.compile import compiler as cache
 from kernelgen.ops import first_run
 
 

@@ -17,11 +17,11 @@ from autotune.modules import convolution
 from kernelgen.arithmetic.directions import Direction
 from kernelgen.device import DeviceFacts
 from kernelgen.kernels.dispatch import make_plan
-from kernelgen.kernels.radial.plan import MARKS, radial_plan
-from kernelgen.kernels.radial.schedule import RadialSchedule, RadialSpec
+from kernelgen.kernels.radial.plan import MARKS, RadialSchedule, RadialSpec, radial_plan
 from kernelgen.ops import radial_convolution as fused
 from kernelgen.ops.product import Operator
 from kernelgen.runtime.graph import order_by
+from kernelgen.runtime.kernel import Kernel
 
 
 class EmulatedKernel:
@@ -31,6 +31,8 @@ class EmulatedKernel:
 
     def __init__(self, spec: RadialSpec) -> None:
         self.plan = make_plan(spec)
+
+    launch = Kernel.launch
 
     def run(self, pointers: Sequence[int], num_edges: int, num_in: int, num_out: int, device: int) -> None:
         self.ran.append(self.plan.spec.direction.text)

@@ -35,10 +35,10 @@ from kernelgen.arithmetic.directions import (
 )
 from kernelgen.device import DeviceFacts, cuda_facts
 from kernelgen.kernels.dispatch import emit, make_plan
-from kernelgen.kernels.harmonics.schedule import HarmonicsCudaSchedule, HarmonicsHostSchedule
 from kernelgen.kernels.product.schedule import CudaSchedule, HostSchedule
-from kernelgen.kernels.spec import AnySpec, HarmonicsSpec, Spec
-from kernelgen.problem.harmonics import HarmonicsProblem
+from kernelgen.kernels.spec import AnySpec, Spec
+from kernelgen.kernels.spherical_harmonics import HarmonicsCudaSchedule, HarmonicsHostSchedule, HarmonicsSpec
+from kernelgen.problem.other_kinds import HarmonicsProblem
 from kernelgen.problem.product import TensorProductProblem
 
 PATH = ROOT / "tests" / "golden" / "kernel_texts.json"

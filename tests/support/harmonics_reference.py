@@ -6,7 +6,7 @@ import torch
 from e3nn import o3
 from reference import float64
 
-from kernelgen.problem.harmonics import HarmonicsProblem
+from kernelgen.problem.other_kinds import HarmonicsProblem
 
 
 def reference(

@@ -18,7 +18,7 @@ import torch
 
 from kernelgen.arithmetic.contraction_couplings import polynomials
 from kernelgen.compat import o3
-from kernelgen.problem.contraction import ContractionProblem
+from kernelgen.problem.other_kinds import ContractionProblem
 
 
 @dataclass(frozen=True)

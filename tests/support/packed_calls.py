@@ -14,8 +14,8 @@ from kernelgen import build_family
 from kernelgen.kernels.product.schedule import CudaSchedule, HostSchedule
 from kernelgen.ops.harmonics import build_harmonics
 from kernelgen.ops.product import build
-from kernelgen.packs.calls import Call
-from kernelgen.problem.harmonics import HarmonicsProblem
+from kernelgen.packs.write import Call
+from kernelgen.problem.other_kinds import HarmonicsProblem
 
 # An op's name and arguments; the last is the operator's text.
 Given = tuple[str, list[Any]]

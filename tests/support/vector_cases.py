@@ -9,7 +9,7 @@ from e3nn import o3
 from reference import Case, forward, make_case
 
 from kernelgen.arithmetic.directions import Direction
-from kernelgen.problem.harmonics import HarmonicsProblem
+from kernelgen.problem.other_kinds import HarmonicsProblem
 from kernelgen.problem.product import TensorProductProblem
 
 PRODUCT = TensorProductProblem.channelwise("6x0e+6x1o", "0e+1o+2e", "0e+1o+2e")

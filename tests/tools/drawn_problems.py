@@ -37,7 +37,7 @@ from autotune.tune.run import WorkerPairs
 from autotune.workload.config import load_config, problems_from
 from autotune.workload.workload import Workload, make_tensors
 from kernelgen.device import DeviceFacts, device_facts
-from kernelgen.problem.sizes import shape_of
+from kernelgen.problem.product import shape_of
 
 ROOT = Path(__file__).resolve().parents[2]
 DIRECTIONS = ("forward", "backward")

@@ -59,7 +59,6 @@ AREAS: dict[str, tuple[str, ...]] = {
     ),
     "padding": (
         "autotune/models/padding.py",
-        "kernelgen/runtime/known_graphs.py",
         "kernelgen/runtime/graph.py",
     ),
 }
@@ -75,8 +74,8 @@ ON_REQUEST: dict[str, tuple[str, ...]] = {
 }
 # Files whose strings are C text.
 C_TEXT = (
-    *("kernelgen/arithmetic", "kernelgen/kernels/source", "kernelgen/kernels/harmonics/emit"),
-    *("kernelgen/kernels/contraction/emit", "kernelgen/kernels/pairs/emit"),
+    *("kernelgen/arithmetic", "kernelgen/kernels/source", "kernelgen/kernels/spherical_harmonics"),
+    *("kernelgen/kernels/symmetric_contraction", "kernelgen/kernels/pairs/emit"),
     *(f"kernelgen/kernels/product/{name}" for name in ("cuda", "group", "memory", "host")),
     *(f"kernelgen/kernels/radial/{name}" for name in ("emit", "group", "coupled", "warpgroup")),
 )
@@ -179,25 +178,30 @@ TESTS: dict[str, tuple[str, ...]] = {
         _EMIT + "test_ahead.py",
         *_CUDA,
     ),
-    "kernelgen/kernels/product/host.py": _HOST,
-    "kernelgen/kernels/product/cuda.py": _CUDA,
+    "kernelgen/kernels/product/emit.py": (*_HOST, *_CUDA),
     "kernelgen/kernels/product/group.py": _CUDA,
     "kernelgen/kernels/product/memory.py": _CUDA,
-    "kernelgen/kernels/product/defaults.py": (*_SPACE, _DATABASE + "test_lookup.py", _DATABASE + "test_skew.py"),
+    "kernelgen/kernels/product/plan.py": (
+        *_SPACE,
+        "tests/kernelgen/plan/test_registers.py",
+        *_HOST,
+        *_CUDA,
+        _DATABASE + "test_lookup.py",
+        _DATABASE + "test_skew.py",
+    ),
     "kernelgen/kernels/product/channelwise.py": (_EMIT + "test_ahead.py", *_CUDA),
     "kernelgen/kernels/pairs": _PAIRS,
     "kernelgen/kernels/pairs/plan.py": (*_PAIRS, *_SPACE),
-    "kernelgen/kernels/harmonics": _HARMONICS,
-    "kernelgen/kernels/harmonics/emit.py": (
+    "kernelgen/kernels/spherical_harmonics.py": (
         _EMIT + "test_cut_rows.py::test_harmonics_inside",
         _RUNTIME + "test_zeros.py::test_harmonics_formed_inside",
         *_HARMONICS,
     ),
-    "kernelgen/kernels/contraction": _CONTRACTION,
+    "kernelgen/kernels/symmetric_contraction.py": _CONTRACTION,
     "kernelgen/kernels/radial": _RADIAL,
     "kernelgen/kernels/radial/plan.py": (*_RADIAL, *_WARPGROUPS, "tests/autotune/workload/test_radial_kind.py"),
     "kernelgen/kernels/radial/warpgroup": _WARPGROUPS,
-    "kernelgen/problem/sizes.py": ("tests/kernelgen/ops/test_size_class.py",),
+    "kernelgen/problem/product.py": ("tests/kernelgen/ops/test_size_class.py",),
     "autotune/database": (
         _DATABASE + "test_lookup.py",
         _DATABASE + "test_legal_form.py",

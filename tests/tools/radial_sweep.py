@@ -34,8 +34,7 @@ from autotune.workload.graphs import build_graph
 from autotune.workload.workload import GraphClass, Workload
 from kernelgen.device import DeviceFacts, device_facts
 from kernelgen.errors import EquituneError
-from kernelgen.kernels.radial.plan import default_radial_schedule
-from kernelgen.kernels.radial.schedule import RadialSchedule
+from kernelgen.kernels.radial.plan import RadialSchedule, default_radial_schedule
 from kernelgen.ops.product import build
 from kernelgen.runtime.kernel import load_kernel
 

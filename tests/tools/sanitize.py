@@ -30,18 +30,17 @@ from kernelgen.arithmetic.directions import DIRECTIONS, fixed_order_parts
 from kernelgen.compile.compiler import compile_source
 from kernelgen.device import DeviceFacts, device_facts
 from kernelgen.errors import ScheduleError, UnsupportedError
-from kernelgen.kernels.contraction.schedule import ContractionCudaSchedule, ContractionSpec
 from kernelgen.kernels.dispatch import emit, make_plan
-from kernelgen.kernels.harmonics.schedule import HarmonicsCudaSchedule
-from kernelgen.kernels.product.defaults import default_schedule
+from kernelgen.kernels.product.plan import default_schedule
 from kernelgen.kernels.product.schedule import CudaSchedule
-from kernelgen.kernels.spec import AnySpec, HarmonicsSpec, Spec
+from kernelgen.kernels.spec import AnySpec, Spec
+from kernelgen.kernels.spherical_harmonics import HarmonicsCudaSchedule, HarmonicsSpec
+from kernelgen.kernels.symmetric_contraction import ContractionCudaSchedule, ContractionSpec
 from kernelgen.ops.symmetric_contraction import build_contraction
-from kernelgen.problem.contraction import ContractionProblem
-from kernelgen.problem.harmonics import HarmonicsProblem
+from kernelgen.problem.other_kinds import ContractionProblem, HarmonicsProblem
+from kernelgen.runtime.call import recipe_of
 from kernelgen.runtime.graph import order_by
 from kernelgen.runtime.kernel import load_kernel
-from kernelgen.runtime.runner import recipe_of
 
 test_gpu = load_tests("end_to_end/test_gpu.py")
 test_zeros = load_tests("kernelgen/runtime/test_zeros.py")

@@ -31,8 +31,10 @@ from torch.profiler import ProfilerActivity, record_function
 
 from autotune.bench.session import ModelSession, ModelSetting, synchronize, warm_up
 from kernelgen.device import device_facts
-from kernelgen.ops import edge_networks, gates, node_matrices, symmetric_contraction
-from kernelgen.runtime import runner
+from kernelgen.ops import edge_networks, symmetric_contraction
+from kernelgen.ops import node_kernels as gates
+from kernelgen.ops import node_kernels as node_matrices
+from kernelgen.runtime import call as runner
 
 OURS, LOSS, OPTIMIZER = "equitune: ", "equitune: loss", "equitune: optimizer"
 NODE = "autograd::engine::evaluate_function: "

@@ -22,7 +22,7 @@ from autotune.compare.peers.peer import Adapter, Product, Task, needs
 from autotune.errors import PeerError
 from autotune.measure.kinds import Call
 from kernelgen.compat import o3
-from kernelgen.compile.cache import cache_dir
+from kernelgen.compile.compiler import cache_dir
 from kernelgen.problem.product import TensorProductProblem
 
 # Its kernels tune themselves during the first calls.

@@ -24,7 +24,7 @@ from autotune.measure import worker as processes
 from autotune.measure.kinds import Call
 from autotune.measure.references import e3nn_product
 from autotune.workload.workload import DTYPES, relayout
-from kernelgen.compile.cache import cache_dir, digest
+from kernelgen.compile.compiler import cache_dir, digest
 from kernelgen.device import device_facts
 from kernelgen.files import parse_json
 from kernelgen.problem.product import TensorProductProblem

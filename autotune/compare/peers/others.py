@@ -36,8 +36,7 @@ from kernelgen.arithmetic.directions import DIRECTIONS
 from kernelgen.device import device_facts
 from kernelgen.ops.product import Operator, build
 from kernelgen.ops.radial_convolution import radial_product
-from kernelgen.problem.contraction import ContractionProblem
-from kernelgen.problem.harmonics import HarmonicsProblem, VectorProblem
+from kernelgen.problem.other_kinds import ContractionProblem, HarmonicsProblem, VectorProblem
 
 # Peers of spherical harmonics: e3nn (eager and compiled); cuEquivariance and sphericart where equivalent.
 

@@ -23,7 +23,7 @@ from autotune.measure.kinds import AutogradPasses, Call, GraphOrder, measured_ki
 from autotune.measure.references import Reference
 from autotune.workload.known_kinds import ProductKind
 from autotune.workload.workload import Tensors, Workload, relayout
-from kernelgen.problem.harmonics import VectorProblem
+from kernelgen.problem.other_kinds import VectorProblem
 
 # Largest relative error against float64 e3nn of a correct product; a wrong path gives an error of about one.
 PEER_TOLERANCE = {"float32": 1e-3, "float64": 1e-6}

@@ -35,8 +35,8 @@ from autotune.modules.rows import TunedContraction
 from kernelgen.arithmetic.contraction_couplings import coordinates, polynomials
 from kernelgen.compat import o3, without_autocast
 from kernelgen.errors import InputError
-from kernelgen.problem.contraction import ContractionProblem
 from kernelgen.problem.irreps import Block, blocks_of
+from kernelgen.problem.other_kinds import ContractionProblem
 
 # A sum by index is torch's own; harmonics and radial functions are MACE's.
 _OPERATIONS = ("linear", "channelwise_tp_conv", "symmetric_contraction", "fully_connected_tp")

@@ -59,7 +59,7 @@ from autotune.workload.workload import relayout
 from kernelgen.arithmetic.contraction_couplings import fitted, polynomials
 from kernelgen.compat import o3, runs_eagerly, without_autocast
 from kernelgen.errors import UnsupportedError
-from kernelgen.problem.contraction import ContractionProblem
+from kernelgen.problem.other_kinds import ContractionProblem
 
 if TYPE_CHECKING:
     from ase import Atoms

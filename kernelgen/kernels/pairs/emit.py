@@ -12,10 +12,19 @@ from collections.abc import Callable, Iterator
 from kernelgen.arithmetic.couplings import PathTerms, path_terms
 from kernelgen.kernels.pairs.plan import WARP, PairPath, PairPlan
 from kernelgen.kernels.source import LaunchRule, Share, Source, included
-from kernelgen.kernels.spec import BUFFERS, buffers_line, buffers_struct, element, gpu_entry, host_entry
+from kernelgen.kernels.spec import (
+    BUFFERS,
+    INDENT,
+    braced,
+    buffers_line,
+    buffers_struct,
+    element,
+    gpu_entry,
+    host_entry,
+    indented,
+)
 from kernelgen.problem.irreps import Block
 
-INDENT = "    "
 SIDES = {"x": "in1", "g": "out"}
 
 
@@ -60,10 +69,7 @@ def _edge(plan: PairPlan) -> Iterator[str]:
             f"DEVICE void {_function(plan, number)}(const Buffers& b, const Team& team, const long long edge, "
             f"Real* const scratch{out_w})"
         )
-        yield "{"
-        yield from (f"{INDENT}{line}" for line in _edge_lines(plan, part))
-        yield "}"
-        yield ""
+        yield from ("{", *indented(_edge_lines(plan, part)), "}", "")
 
 
 def _function(plan: PairPlan, part: int) -> str:
@@ -167,12 +173,12 @@ def _gpu(plan: PairPlan) -> Iterator[str]:
         yield f"{INDENT}for (int i = threadIdx.x; i < {sums}; i += {schedule.block_size}) sums[i] = Real(0);"
         yield f"{INDENT}__syncthreads();"
         head = f"for (long long i = first; {_any_left(plan)}; i += gridDim.x * {teams}ll)"
-        yield from (f"{INDENT}{line}" for line in _shares(plan, head, arguments))
+        yield from indented(_shares(plan, head, arguments))
         yield f"{INDENT}__syncthreads();"
         yield f"{INDENT}for (int i = threadIdx.x; i < {sums}; i += {schedule.block_size}) add_to(b.out_w + i, sums[i]);"
     else:
         yield f"{INDENT}const long long i = first;"
-        yield from (f"{INDENT}{line}" for line in _shares(plan, f"if ({_any_left(plan)})", arguments))
+        yield from indented(_shares(plan, f"if ({_any_left(plan)})", arguments))
     yield "}"
 
 
@@ -185,17 +191,14 @@ def _any_left(plan: PairPlan) -> str:
 def _shares(plan: PairPlan, head: str, arguments: str) -> Iterator[str]:
     """The work of team i: edge i, or one part of an edge that it shares with neighbouring teams."""
     count = len(plan.parts)
-    yield f"{head} {{"
     if plan.lanes == WARP:
-        yield f"{INDENT}const long long edge = i{f' / {count}' if count > 1 else ''};"
+        lines = [f"const long long edge = i{f' / {count}' if count > 1 else ''};"]
     else:
-        yield f"{INDENT}team.active = i < num_edges;"
-        yield f"{INDENT}const long long edge = team.active ? i : num_edges - 1;"
+        lines = ["team.active = i < num_edges;", "const long long edge = team.active ? i : num_edges - 1;"]
     for number in range(count):
-        last = number + 1 == count
-        test = "" if last else f"if (i % {count} == {number}) "
-        yield f"{INDENT}{'else ' if number else ''}{test}{_function(plan, number)}{arguments}"
-    yield "}"
+        test = "" if number + 1 == count else f"if (i % {count} == {number}) "
+        lines.append(f"{'else ' if number else ''}{test}{_function(plan, number)}{arguments}")
+    return braced(head, lines)
 
 
 def _host(plan: PairPlan) -> Iterator[str]:
@@ -229,14 +232,18 @@ Body = Callable[[PairPlan, PairPath, PathTerms], Iterator[str]]
 
 def path_steps(plan: PairPlan, path: PairPath, terms: PathTerms) -> Iterator[str]:
     """All steps of one path for an edge."""
-    problem, p, wanted = plan.spec.problem, path.path, plan.products
+    problem, p = plan.spec.problem, path.path
     texts = f"{problem.in1[p.in1].text} x {problem.in2[p.in2].text} -> {problem.out[p.out].text}"
-    yield f"{{  // path {p.index}, {p.mode}: {texts}"
+    lines: list[str] = []
     if plan.in_registers(path):
-        yield from (f"{INDENT}{line}" for line in (*_one_pair(plan, path, terms), "team.sync();"))
-        yield "}"
-        return
-    lines = list(first_weights(plan, path))
+        lines += [*_one_pair(plan, path, terms), "team.sync();"]
+    else:
+        lines += _steps_in_memory(plan, path, terms)
+    yield from (f"{{  // path {p.index}, {p.mode}: {texts}", *indented(lines), "}")
+
+
+def _steps_in_memory(plan: PairPlan, path: PairPath, terms: PathTerms) -> list[str]:
+    wanted, lines = plan.products, list(first_weights(plan, path))
     makes = wanted.value if plan.is_direct else wanted.z
     if makes:
         lines += [*_over_pairs(plan, path, terms, _z_lines, {y for sums in wanted.z for _, y in sums}), "team.sync();"]
@@ -245,8 +252,7 @@ def path_steps(plan: PairPlan, path: PairPath, terms: PathTerms) -> Iterator[str
     if wanted.d:
         # Other lanes may read these sums.
         lines += [*_over_pairs(plan, path, terms, _gradient_lines, {y for y, _ in wanted.x}), "team.sync();"]
-    yield from (f"{INDENT}{line}" for line in lines)
-    yield "}"
+    return lines
 
 
 def _one_pair(plan: PairPlan, path: PairPath, terms: PathTerms) -> Iterator[str]:
@@ -263,9 +269,7 @@ def _one_pair(plan: PairPlan, path: PairPath, terms: PathTerms) -> Iterator[str]
         lines = list(_start_sums(plan, terms, bool(wanted.y)))
         lines += _gradient_lines(plan, path, terms)
         lines += _add_sums(path, terms, together=False) if wanted.y else []
-        yield "if (team.lane == 0) {"
-        yield from (f"{INDENT}{line}" for line in lines)
-        yield "}"
+        yield from braced("if (team.lane == 0)", lines)
 
 
 def _over_pairs(plan: PairPlan, path: PairPath, terms: PathTerms, body: Body, y_buffers: set[str]) -> Iterator[str]:
@@ -275,30 +279,17 @@ def _over_pairs(plan: PairPlan, path: PairPath, terms: PathTerms, body: Body, y_
     values = list(_edge_values(path, terms, sorted(y_buffers)))
     sums_y = bool(plan.products.y) and body is _gradient_lines
     inside = list(body(plan, path, terms))
+    starts = _start_sums(plan, terms, sums_y)
+    ends = _add_sums(path, terms, together=kind != "same") if sums_y else ()
     if kind == "same":
-        yield f"EACH(u, {mul1}) {{"
-        lines = ["const int v = u, k = u;", *values, *_start_sums(plan, terms, sums_y), *inside]
-        lines += list(_add_sums(path, terms, together=False)) if sums_y else []
-        yield from (f"{INDENT}{line}" for line in lines)
-        yield "}"
-        return
+        return braced(f"EACH(u, {mul1})", ["const int v = u, k = u;", *values, *starts, *inside, *ends])
     if plan.is_direct and body is _z_lines and kind == "all" and mul2 > 1:
         # Lanes over pairs, so that neighbouring lanes write neighbouring elements.
-        yield f"EACH(k, {mul1 * mul2}) {{"
-        lines = [f"const int u = k / {mul2}, v = k % {mul2};", *values, *inside]
-        yield from (f"{INDENT}{line}" for line in lines)
-        yield "}"
-        return
-    yield f"for (int v = 0; v < {mul2}; ++v) {{"
-    yield from (f"{INDENT}{line}" for line in (*values, *_start_sums(plan, terms, sums_y)))
+        return braced(f"EACH(k, {mul1 * mul2})", [f"const int u = k / {mul2}, v = k % {mul2};", *values, *inside])
     count = str(mul1) if kind == "all" else "v"
     number = f"u * {mul2} + v" if kind == "all" else f"u * ({2 * mul1 - 1} - u) / 2 + v - u - 1"
-    yield f"{INDENT}EACH(u, {count}) {{"
-    yield from (f"{INDENT * 2}{line}" for line in (f"const int k = {number};", *inside))
-    yield f"{INDENT}}}"
-    if sums_y:
-        yield from (f"{INDENT}{line}" for line in _add_sums(path, terms, together=True))
-    yield "}"
+    over_u = braced(f"EACH(u, {count})", [f"const int k = {number};", *inside])
+    return braced(f"for (int v = 0; v < {mul2}; ++v)", [*values, *starts, *over_u, *ends])
 
 
 def _prefix(buffer: str) -> str:
@@ -439,9 +430,7 @@ def _dense(plan: PairPlan, path: PairPath) -> Iterator[str]:
     whole = tile % columns == 0 and path.columns % tile == 0
     inside = "true" if whole else "n < min(N, n0 + TILE)"
     row_of_g = f"{plan.spec.problem.out[path.path.out].offset} + m * N"
-    yield "for (int n0 = 0; n0 < N; n0 += TILE) {"
-    yield from (f"{INDENT}{line}" for line in _tile_lines(plan, path, row_of_g, inside))
-    yield "}"
+    yield from braced("for (int n0 = 0; n0 < N; n0 += TILE)", _tile_lines(plan, path, row_of_g, inside))
 
 
 def _sizes(plan: PairPlan, path: PairPath) -> Iterator[str]:
@@ -456,40 +445,24 @@ def _sizes(plan: PairPlan, path: PairPath) -> Iterator[str]:
 
 def _tile_lines(plan: PairPlan, path: PairPath, row_of_g: str, inside: str) -> Iterator[str]:
     """One tile of columns. inside: condition that column n belongs to it."""
-    wanted = plan.products
+    wanted, column = plan.products, "const int n = n0 + col + COLS * i;"
+    every = "UNROLL for (int m = 0; m < M; ++m) UNROLL for (int i = 0; i < TILES; ++i)"
     if wanted.value:
         yield "Real sums[M][TILES] = {};"
     for g, _ in wanted.weight:
         yield f"Real own_{g}[M][TILES] = {{}};"
-        yield "UNROLL for (int m = 0; m < M; ++m) UNROLL for (int i = 0; i < TILES; ++i) {"
-        yield f"{INDENT}const int n = n0 + col + COLS * i;"
-        yield f"{INDENT}if (row < ROWS && {inside}) own_{g}[m][i] = s_{g}[{row_of_g} + n];"
-        yield "}"
-    yield "for (int k0 = 0; k0 < K; k0 += STEP) {"
-    yield f"{INDENT}const int rows = min(STEP, K - k0);"
+        own = f"if (row < ROWS && {inside}) own_{g}[m][i] = s_{g}[{row_of_g} + n];"
+        yield from braced(every, [column, own])
     elements = list(_element_lines(plan, path))
-    yield from (f"{INDENT}{line}" for line in (_over_elements(elements, inside) if elements else ()))
-    if wanted.d:
-        yield from (f"{INDENT}{line}" for line in _flow_lines(plan, path))
-    yield "}"
+    columns = braced("UNROLL for (int i = 0; i < TILES; ++i)", [column, f"if (!({inside})) continue;", *elements])
+    over_rows = braced(
+        "if (row < ROWS) SOME_ROWS for (int kk = row; kk < rows; kk += ROWS)", ["const int k = k0 + kk;", *columns]
+    )
+    step = ["const int rows = min(STEP, K - k0);", *(over_rows if elements else ())]
+    yield from braced("for (int k0 = 0; k0 < K; k0 += STEP)", [*step, *(_flow_lines(plan, path) if wanted.d else ())])
     if wanted.value:
-        yield "UNROLL for (int m = 0; m < M; ++m) UNROLL for (int i = 0; i < TILES; ++i) {"
-        yield f"{INDENT}const int n = n0 + col + COLS * i;"
-        yield f"{INDENT}const Real total = sum_rows<ROWS, COLS>(team, sums[m][i]);"
-        yield f"{INDENT}if (row == 0 && {inside}) o_g[{row_of_g} + n] += total;"
-        yield "}"
-
-
-def _over_elements(lines: list[str], inside: str) -> Iterator[str]:
-    """``lines`` for each current row and each column of the tile."""
-    yield "if (row < ROWS) SOME_ROWS for (int kk = row; kk < rows; kk += ROWS) {"
-    yield f"{INDENT}const int k = k0 + kk;"
-    yield f"{INDENT}UNROLL for (int i = 0; i < TILES; ++i) {{"
-    yield f"{INDENT * 2}const int n = n0 + col + COLS * i;"
-    yield f"{INDENT * 2}if (!({inside})) continue;"
-    yield from (f"{INDENT * 2}{line}" for line in lines)
-    yield f"{INDENT}}}"
-    yield "}"
+        total = "const Real total = sum_rows<ROWS, COLS>(team, sums[m][i]);"
+        yield from braced(every, [column, total, f"if (row == 0 && {inside}) o_g[{row_of_g} + n] += total;"])
 
 
 def _weights_of_d(plan: PairPlan) -> list[str]:
@@ -499,15 +472,13 @@ def _weights_of_d(plan: PairPlan) -> list[str]:
 def _fetch_function(plan: PairPlan, path: PairPath) -> Iterator[str]:
     """``fetch_rows(k0, n0)``: starts the copy of the weights of STEP rows and a tile of columns."""
     at = f"{path.path.weight_offset} + (k0 + kk) * N + n0 + n"
-    yield "const auto fetch_rows = [&](int k0, int n0) {"
-    yield f"{INDENT}const int rows = min(STEP, K - k0), width = min(TILE, N - n0);"
-    yield f"{INDENT}if (row < ROWS) SOME_ROWS for (int kk = row; kk < rows; kk += ROWS)"
-    yield f"{INDENT * 2}UNROLL for (int i = 0; i < TILES; ++i) {{"
-    yield f"{INDENT * 3}const int n = col + COLS * i;"
-    for w in _weights_of_d(plan):
-        yield f"{INDENT * 3}if (n < width) fetch(c_{w} + kk * {plan.stride(path)} + n, {w} + {at});"
-    yield f"{INDENT * 2}}}"
-    yield "};"
+    fetches = (f"if (n < width) fetch(c_{w} + kk * {plan.stride(path)} + n, {w} + {at});" for w in _weights_of_d(plan))
+    lines = [
+        "const int rows = min(STEP, K - k0), width = min(TILE, N - n0);",
+        "if (row < ROWS) SOME_ROWS for (int kk = row; kk < rows; kk += ROWS)",
+        *indented(braced("UNROLL for (int i = 0; i < TILES; ++i)", ["const int n = col + COLS * i;", *fetches])),
+    ]
+    return braced("const auto fetch_rows = [&](int k0, int n0)", lines, end="};")
 
 
 def _element_lines(plan: PairPlan, path: PairPath) -> Iterator[str]:
@@ -533,15 +504,15 @@ def _flow_lines(plan: PairPlan, path: PairPath) -> Iterator[str]:
     """``d`` of the current rows, one row a lane, from the weights in scratch memory."""
     stride, block = plan.stride(path), plan.spec.problem.out[path.path.out]
     yield "await_fetched(team);" if plan.fetches(path) else "team.sync();"
-    yield "if (team.lane < rows) {"
+    lines = []
     for number, sums in enumerate(plan.products.d):
-        yield f"{INDENT}Real flow{number}[M] = {{}};"
+        lines.append(f"Real flow{number}[M] = {{}};")
         for w, g in sums:
             rows = f"c_{w} + team.lane * {stride}, s_{g} + {block.offset} + n0, min(TILE, N - n0)"
-            yield f"{INDENT}meet<M, N>({rows}, flow{number});"
+            lines.append(f"meet<M, N>({rows}, flow{number});")
         place = f"d{number}[m * K + k0 + team.lane]"
-        yield f"{INDENT}UNROLL for (int m = 0; m < M; ++m) {place} = (n0 ? {place} : Real(0)) + flow{number}[m];"
-    yield "}"
+        lines.append(f"UNROLL for (int m = 0; m < M; ++m) {place} = (n0 ? {place} : Real(0)) + flow{number}[m];")
+    yield from braced("if (team.lane < rows)", lines)
     yield "team.sync();"
     if plan.fetches(path):
         yield "if (k0 + STEP < K) fetch_rows(k0 + STEP, n0);"
@@ -553,7 +524,6 @@ def one_pair_step(plan: PairPlan, path: PairPath) -> Iterator[str]:
     wanted, offset = plan.products, plan.spec.problem.out[path.path.out].offset
     yield f"constexpr int N = {path.columns}, M = {path.dims[2]};"
     yield from (f"Real d{number}[M] = {{}};" for number in range(len(wanted.d)))
-    yield "UNROLL EACH(n, N) {"
     read = [w for w, _ in wanted.value] + [w for sums in wanted.d for w, _ in sums]
     at = f"{path.path.weight_offset} + n"
     lines = [f"const Real this_{w} = {w}[{at}];" for w in dict.fromkeys(read)]
@@ -566,8 +536,7 @@ def one_pair_step(plan: PairPlan, path: PairPath) -> Iterator[str]:
         lines += ["Real gradient = 0;", f"{each} gradient += {products};", _put_weight(plan, at, "gradient")]
     for number, sums in enumerate(wanted.d):
         lines += [f"{each} d{number}[m] += this_{w} * s_{g}[{element}];" for w, g in sums]
-    yield from (f"{INDENT}{line}" for line in lines)
-    yield "}"
+    yield from braced("UNROLL EACH(n, N)", lines)
     yield from (f"{each} d{number}[m] = team.sum(d{number}[m]);" for number in range(len(wanted.d)))
 
 
@@ -591,28 +560,22 @@ def _single(plan: PairPlan, path: PairPath) -> Iterator[str]:
 
     yield f"constexpr int K = {path.pairs}, N = {copies}, M = {path.dims[2]};"
     row_of_g = f"{block.offset} + m * N"
+    each = "UNROLL for (int m = 0; m < M; ++m)"
     value = [(w, sums) for w, sums in wanted.value if p.has_weight or w == "w"]
     if value:
-        yield "EACH(o, N) {"
-        yield f"{INDENT}Real sums[M] = {{}};"
-        yield f"{INDENT}for (int s = 0; s < {summed}; ++s) {{"
-        yield f"{INDENT * 2}const int k = {number};"
-        for w, sums in value:
-            product = times(w, f"z{wanted.z.index(sums)}[m * K + k]")
-            yield f"{INDENT * 2}UNROLL for (int m = 0; m < M; ++m) sums[m] += {product};"
-        yield f"{INDENT}}}"
-        yield f"{INDENT}UNROLL for (int m = 0; m < M; ++m) o_g[{row_of_g} + o] += sums[m];"
-        yield "}"
-    yield "EACH(k, K) {"
+        terms = (times(w, f"z{wanted.z.index(sums)}[m * K + k]") for w, sums in value)
+        lines = [f"const int k = {number};", *(f"{each} sums[m] += {term};" for term in terms)]
+        summing = braced(f"for (int s = 0; s < {summed}; ++s)", lines)
+        yield from braced("EACH(o, N)", ["Real sums[M] = {};", *summing, f"{each} o_g[{row_of_g} + o] += sums[m];"])
+    lines = []
     if wanted.weight and p.has_weight:
         products = " + ".join(
             f"z{wanted.z.index(sums)}[m * K + k] * s_{g}[{row_of_g} + {copy}]" for g, sums in wanted.weight
         )
-        yield f"{INDENT}Real gradient = 0;"
-        yield f"{INDENT}UNROLL for (int m = 0; m < M; ++m) gradient += {products};"
-        yield f"{INDENT}" + _put_weight(plan, f"{p.weight_offset} + k", "gradient")
+        put = _put_weight(plan, f"{p.weight_offset} + k", "gradient")
+        lines += ["Real gradient = 0;", f"{each} gradient += {products};", put]
     for position, pairs in enumerate(wanted.d):
         kept = [(w, g) for w, g in pairs if p.has_weight or w == "w"]
         products = " + ".join(times(w, f"s_{g}[{row_of_g} + {copy}]") for w, g in kept) or "Real(0)"
-        yield f"{INDENT}UNROLL for (int m = 0; m < M; ++m) d{position}[m * K + k] = {products};"
-    yield "}"
+        lines.append(f"{each} d{position}[m * K + k] = {products};")
+    yield from braced("EACH(k, K)", lines)

@@ -12,7 +12,7 @@ import itertools
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-from kernelgen.arithmetic.product import PathBody
+from kernelgen.arithmetic.couplings import PathBody
 from kernelgen.kernels.product.channelwise import (
     Group,
     Plan,

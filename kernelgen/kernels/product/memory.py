@@ -6,8 +6,7 @@ import functools
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from kernelgen.arithmetic.couplings import EdgeValue, PathTerms, edge_slots, path_terms
-from kernelgen.arithmetic.product import PathBody, path_body
+from kernelgen.arithmetic.couplings import EdgeValue, PathBody, PathTerms, edge_slots, path_body, path_terms
 from kernelgen.kernels.product.channelwise import Group, Plan, exchange_start, joint_elements, row_spans
 from kernelgen.kernels.product.schedule import CudaSchedule
 from kernelgen.kernels.spec import BYTES

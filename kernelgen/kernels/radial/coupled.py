@@ -351,7 +351,7 @@ class CoupledGroup(RadialGroup):
 # Gradients of paths with one attribute or one cotangent, which lanes compute with as few products as they need.
 #
 # Such a path has one term for each component of x: ``w x[i] y g[i]`` with one component of y (of degree 0), or
-# ``w x[i] y[i] g`` with one of g. Names are those of ``kernelgen.arithmetic.product``, for a lane's channel ``c``.
+# ``w x[i] y[i] g`` with one of g. Names are those of ``kernelgen.arithmetic.couplings``, for a lane's channel ``c``.
 
 
 def has_one_attribute(terms: PathTerms) -> bool:

@@ -10,8 +10,7 @@ from __future__ import annotations
 from kernelgen.kernels.product.channelwise import Group
 from kernelgen.kernels.radial.coupled import CoupledGroup
 from kernelgen.kernels.radial.group import RadialGroup
-from kernelgen.kernels.radial.plan import MARKS, TILE, RadialPlan
-from kernelgen.kernels.radial.schedule import WARPGROUP
+from kernelgen.kernels.radial.plan import MARKS, TILE, WARPGROUP, RadialPlan
 from kernelgen.kernels.radial.warpgroup import ProductsInFlight, WarpgroupGroup, WarpgroupValues, warpgroup_calls
 from kernelgen.kernels.source import LaunchRule, Share, Source, included
 from kernelgen.kernels.spec import buffers_line, buffers_struct, gpu_entry

@@ -1,5 +1,5 @@
 // Runs the calls of operators: allocates outputs, orders edges where a kernel needs it, launches kernels.
-// What to do is data of the pack, written by kernelgen/packs/calls.py.
+// What to do is data of the pack, written by kernelgen/packs/write.py.
 #pragma once
 
 #include <algorithm>

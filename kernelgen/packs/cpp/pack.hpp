@@ -106,7 +106,7 @@ struct Operator {
         }
     }
 
-    // The operator for a graph: itself, or a family's member. Rounded binary logarithms, as kernelgen.problem.sizes.
+    // The operator for a graph: itself, or a family's member. Rounded binary logarithms, as kernelgen.problem.product.
     const Operator& of_size(std::int64_t edges, std::int64_t nodes) const {
         if (members.empty()) return *this;
         const auto half = [](double square) {

@@ -16,7 +16,7 @@ from kernelgen.compile.host import default_level
 from kernelgen.compile.pack_file import PackFile
 from kernelgen.device import cuda_facts
 from kernelgen.ops.product import build
-from kernelgen.packs.calls import Call
+from kernelgen.packs.write import Call
 from kernelgen.problem.product import TensorProductProblem
 from kernelgen.runtime import graph as index_check
 
@@ -51,7 +51,7 @@ def test_what_a_model_runs_on_a_gpu(
     def opened(model: str, structure: str, device: str, dtype: str, training: bool) -> SimpleNamespace:
         assert (model, structure, device, dtype, training) == ("my.model", "mof", "cuda", "float64", True)
         return SimpleNamespace(
-            passes={"a step": lambda: compile_source(index_check.source_of("int64"), cuda_facts("sm_90"))}
+            passes={"a step": lambda: compile_source(index_check.CHECK.source(torch.int64), cuda_facts("sm_90"))}
         )
 
     monkeypatch.setattr("torch.cuda.is_available", lambda: True)

@@ -28,8 +28,7 @@ from autotune.workload.workload import Workload, make_tensors
 from kernelgen.arithmetic.directions import DIRECTIONS, Direction
 from kernelgen.kernels.product.schedule import HostSchedule
 from kernelgen.problem.product import TensorProductProblem
-from kernelgen.runtime.call import Graph
-from kernelgen.runtime.runner import DirectCalls
+from kernelgen.runtime.call import DirectCalls, Graph
 
 DIRECTIONS_OF = kernel_kind("conv").passes
 PASSES = tuple(name.replace("+", "_") for name in DIRECTIONS_OF)

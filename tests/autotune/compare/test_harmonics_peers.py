@@ -10,7 +10,7 @@ from autotune.errors import PeerError
 from autotune.workload.graphs import EdgesAlone, GraphSpec
 from autotune.workload.workload import Workload
 from kernelgen.arithmetic.directions import HARMONICS_DIRECTIONS
-from kernelgen.problem.harmonics import HarmonicsProblem
+from kernelgen.problem.other_kinds import HarmonicsProblem
 
 L2 = HarmonicsProblem((0, 1, 2), "component", True)
 

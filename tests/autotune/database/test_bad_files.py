@@ -29,7 +29,7 @@ from autotune.errors import ConfigError
 from autotune.measure.space import search_space
 from autotune.report import write_comparison, write_reports
 from autotune.workload.workload import GraphClass
-from kernelgen.compile import cache
+from kernelgen.compile import compiler as cache
 from kernelgen.files import MOST_DEPTH, parse_json
 from kernelgen.version import GENERATOR_VERSION
 

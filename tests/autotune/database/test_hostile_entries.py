@@ -25,9 +25,9 @@ from autotune.workload.config import load_all
 from autotune.workload.known_kinds import kernel_kind, operations_of
 from kernelgen.device import cuda_facts
 from kernelgen.errors import ScheduleError, UnsupportedError
-from kernelgen.kernels.harmonics.schedule import VectorCudaSchedule, VectorHostSchedule
 from kernelgen.kernels.knobs import Knobs
 from kernelgen.kernels.product.schedule import CudaSchedule, HostSchedule
+from kernelgen.kernels.spherical_harmonics import VectorCudaSchedule, VectorHostSchedule
 from kernelgen.problem.product import RadialProblem
 
 # A problem of each kind with an operation.

@@ -10,10 +10,10 @@ from database_samples import entry, store
 from autotune.database.lookup import find_schedule
 from autotune.database.nearest import legal_form
 from kernelgen.device import DeviceFacts, cuda_facts, representative
-from kernelgen.kernels.harmonics.schedule import HarmonicsCudaSchedule
 from kernelgen.kernels.knobs import Knobs
 from kernelgen.kernels.product.schedule import CudaSchedule
-from kernelgen.kernels.radial.schedule import RadialSchedule
+from kernelgen.kernels.radial.plan import RadialSchedule
+from kernelgen.kernels.spherical_harmonics import HarmonicsCudaSchedule
 from kernelgen.problem.product import TensorProductProblem
 
 

@@ -24,7 +24,7 @@ from autotune.workload.workload import GraphClass
 from kernelgen.arithmetic.directions import DIRECTIONS
 from kernelgen.device import DeviceFacts, cuda_facts
 from kernelgen.errors import ProblemError
-from kernelgen.kernels.product.defaults import default_schedule
+from kernelgen.kernels.product.plan import default_schedule
 from kernelgen.kernels.product.schedule import CudaSchedule, HostSchedule
 from kernelgen.kernels.spec import Spec
 from kernelgen.problem.product import TensorProductProblem

@@ -30,7 +30,7 @@ from autotune.workload.graphs import build_graph
 from kernelgen.device import device_facts
 from kernelgen.errors import EquituneError
 from kernelgen.ops.base import OPERATORS
-from kernelgen.watchers import WATCHERS
+from kernelgen.runtime.call import WATCHERS
 
 FACTS = device_facts("cpu")
 SUPPORT = ROOT / "tests" / "support"

@@ -20,7 +20,7 @@ from autotune.database.maintenance import merge_file
 from autotune.database.misses import Request, keep_misses, read_misses
 from autotune.errors import DatabaseError
 from autotune.tune.contribution import write_contribution
-from kernelgen.compile import cache
+from kernelgen.compile import compiler as cache
 from kernelgen.compile.pack_file import PackFile, write_pack
 from kernelgen.errors import CacheError, PackError
 

@@ -31,7 +31,7 @@ from autotune.workload.known_kinds import kernel_kind
 from autotune.workload.workload import GraphClass
 from kernelgen.device import DeviceFacts, cuda_facts
 from kernelgen.kernels.dispatch import make_plan
-from kernelgen.kernels.product.defaults import default_schedule
+from kernelgen.kernels.product.plan import default_schedule
 from kernelgen.kernels.product.schedule import CudaSchedule
 from kernelgen.kernels.spec import Spec
 from kernelgen.problem.product import TensorProductProblem

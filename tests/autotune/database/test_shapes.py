@@ -15,8 +15,7 @@ from autotune.search.starting_points import starting_points
 from autotune.workload.config import load_problems
 from autotune.workload.workload import GraphClass
 from kernelgen.kernels.product.schedule import HostSchedule
-from kernelgen.problem.product import TensorProductProblem
-from kernelgen.problem.sizes import shape_of
+from kernelgen.problem.product import TensorProductProblem, shape_of
 
 EVEN = TensorProductProblem.from_instructions(
     *(text.replace("o", "e") for text in (PROBLEM.irreps_in1, PROBLEM.irreps_in2, PROBLEM.irreps_out)),

@@ -18,7 +18,7 @@ from autotune.workload.workload import GraphClass
 from kernelgen.arithmetic.directions import DIRECTIONS
 from kernelgen.device import cuda_facts
 from kernelgen.kernels.dispatch import make_plan
-from kernelgen.kernels.product.defaults import default_schedule
+from kernelgen.kernels.product.plan import default_schedule
 from kernelgen.kernels.product.schedule import CudaSchedule, HostSchedule
 from kernelgen.kernels.spec import Spec
 from kernelgen.problem.product import TensorProductProblem

@@ -13,7 +13,7 @@ from autotune.measure.kinds import measured_kind, order_of
 from autotune.measure.trial import equivariance_error, random_rotation, turned
 from autotune.workload.config import load_graphs
 from autotune.workload.workload import Workload, to_ir_mul
-from kernelgen.problem.harmonics import HarmonicsProblem, VectorProblem
+from kernelgen.problem.other_kinds import HarmonicsProblem, VectorProblem
 from kernelgen.problem.product import TensorProductProblem
 
 PRODUCT = TensorProductProblem.channelwise("4x0e+4x1o+4x1e", "0e+1o+2e", "0e+1o+1e+2e")

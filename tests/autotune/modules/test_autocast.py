@@ -15,7 +15,7 @@ from autotune.models.species import SpeciesProduct
 from autotune.modules.rows import TunedContraction
 from kernelgen.compat import FullyConnectedNet, o3
 from kernelgen.errors import InputError
-from kernelgen.problem.contraction import ContractionProblem
+from kernelgen.problem.other_kinds import ContractionProblem
 
 HALVES = (torch.bfloat16, torch.float16)
 CONV = ("2x0e+2x1o", "0e+1o")

@@ -17,7 +17,7 @@ from autotune.modules.product import MATRIX_WEIGHTS, FullyConnectedTensorProduct
 from kernelgen.arithmetic.directions import DIRECTIONS
 from kernelgen.device import cuda_facts
 from kernelgen.errors import InputError, ProblemError
-from kernelgen.kernels.product.defaults import default_schedule
+from kernelgen.kernels.product.plan import default_schedule
 from kernelgen.kernels.product.schedule import CudaSchedule, HostSchedule
 from kernelgen.kernels.spec import Spec
 from kernelgen.problem.product import TensorProductProblem

@@ -27,7 +27,7 @@ from autotune.models.species import (
     species_of,
 )
 from kernelgen.errors import InputError, UnsupportedError
-from kernelgen.ops.node_matrices import CHUNK
+from kernelgen.ops.node_kernels import CHUNK
 
 draw = functools.partial(normal, torch.empty(0, dtype=torch.float64))
 

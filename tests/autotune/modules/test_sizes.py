@@ -21,12 +21,12 @@ from autotune.workload.workload import GraphClass
 from kernelgen.arithmetic.directions import DIRECTIONS, HARMONICS_DIRECTIONS
 from kernelgen.device import device_facts
 from kernelgen.errors import ProblemError
-from kernelgen.kernels.harmonics.schedule import HarmonicsHostSchedule, VectorHostSchedule
 from kernelgen.kernels.product.schedule import HostSchedule
+from kernelgen.kernels.spherical_harmonics import HarmonicsHostSchedule, VectorHostSchedule
 from kernelgen.ops.base import OPERATORS
-from kernelgen.problem.harmonics import HarmonicsProblem, VectorProblem
+from kernelgen.problem.other_kinds import HarmonicsProblem, VectorProblem
+from kernelgen.runtime.call import WATCHERS
 from kernelgen.runtime.graph import edge_order
-from kernelgen.watchers import WATCHERS
 
 # Edges and nodes of two graphs, their classes, and the schedules that are stored for these. One of them needs no order
 # of edges, the other does.
@@ -232,7 +232,7 @@ def test_forces_inside_a_compiled_module(ran: list[tuple]) -> None:
 
 LOADING = """
 import sys, torch, kernelgen
-from kernelgen.watchers import WATCHERS
+from kernelgen.runtime.call import WATCHERS
 def note(operator, direction, num_edges, *_):
     print(num_edges, operator.schedules[direction.name].key)
 WATCHERS.append(note)

@@ -17,7 +17,7 @@ from autotune.models.accelerate import accelerate, restore
 from autotune.models.stand_ins import AcceleratedHarmonics, AcceleratedProduct
 from autotune.modules.rows import SphericalHarmonics, spherical_harmonics
 from kernelgen.errors import InputError, ProblemError, UnsupportedError
-from kernelgen.problem.harmonics import NORMALIZATIONS
+from kernelgen.problem.other_kinds import NORMALIZATIONS
 
 OUTPUTS = [
     3,

@@ -26,7 +26,7 @@ from kernelgen.arithmetic.contraction_couplings import polynomials
 from kernelgen.errors import InputError, ProblemError
 from kernelgen.ops.base import OPERATORS, resolve
 from kernelgen.ops.symmetric_contraction import ContractionOperator, build_contraction
-from kernelgen.problem.contraction import ContractionProblem
+from kernelgen.problem.other_kinds import ContractionProblem
 
 NODES, ELEMENTS = 40, 5
 

@@ -8,7 +8,7 @@ from reference import copied, relative_error
 
 from autotune.modules.convolution import TensorProductConv
 from autotune.modules.rows import SphericalHarmonics, SphericalHarmonicsConv
-from kernelgen.ops.vectors import HarmonicProduct
+from kernelgen.ops.harmonics import HarmonicProduct
 
 HARMONICS = SphericalHarmonics([0, 1, 2], True, "component")
 

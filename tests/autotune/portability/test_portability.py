@@ -24,7 +24,7 @@ from autotune.replay.portability import (
 from autotune.workload.config import load_problems
 from kernelgen.device import CUDA_ARCHS, DeviceFacts, representative
 from kernelgen.errors import UnsupportedError
-from kernelgen.kernels.product.defaults import easy_registers, small_graph_edges
+from kernelgen.kernels.product.plan import easy_registers, small_graph_edges
 from kernelgen.kernels.product.schedule import CudaSchedule
 
 SHIPPED = load_table(ROOT / "results" / "nvidia-h200.json")

@@ -47,8 +47,8 @@ from kernelgen.device import device_facts
 from kernelgen.errors import InputError
 from kernelgen.kernels.product.schedule import HostSchedule
 from kernelgen.problem.product import TensorProductProblem
+from kernelgen.runtime.call import WATCHERS
 from kernelgen.version import GENERATOR_VERSION
-from kernelgen.watchers import WATCHERS
 
 FACTS = device_facts("cpu")
 

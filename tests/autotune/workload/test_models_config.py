@@ -5,8 +5,7 @@ from __future__ import annotations
 import pytest
 
 from autotune.workload.config import load_config
-from kernelgen.problem.product import TensorProductProblem
-from kernelgen.problem.sizes import shape_of
+from kernelgen.problem.product import TensorProductProblem, shape_of
 
 L2, L2_EVEN = "1x0e+1x1o+1x2e", "1x0e+1x1e+1x2e"
 L3, L3_EVEN = f"{L2}+1x3o", f"{L2_EVEN}+1x3e"

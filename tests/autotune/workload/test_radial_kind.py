@@ -24,8 +24,7 @@ from autotune.workload.known_kinds import problem_from_key
 from autotune.workload.workload import GraphClass, Workload
 from kernelgen.device import cuda_facts, device_facts
 from kernelgen.errors import ProblemError, UnsupportedError
-from kernelgen.kernels.radial.plan import default_radial_schedule
-from kernelgen.kernels.radial.schedule import RadialSchedule
+from kernelgen.kernels.radial.plan import RadialSchedule, default_radial_schedule
 from kernelgen.ops.product import build
 from kernelgen.problem.product import RadialProblem, TensorProductProblem
 

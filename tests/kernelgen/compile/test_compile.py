@@ -18,10 +18,9 @@ import pytest
 import torch
 
 from kernelgen import CacheError, CompileError, ToolMissingError, cuda_facts, device_facts
-from kernelgen.compile import cache
+from kernelgen.compile import compiler as cache
 from kernelgen.compile import gpu as nvrtc
-from kernelgen.compile.cache import cache_dir
-from kernelgen.compile.compiler import compile_by, compile_many, compile_source
+from kernelgen.compile.compiler import cache_dir, compile_by, compile_many, compile_source
 from kernelgen.compile.host import find_host_compiler
 from kernelgen.compile.job import Job
 from kernelgen.kernels.source import Source

@@ -9,7 +9,7 @@ import pytest
 
 from autotune.cli.doctor import nvrtc_flaws
 from kernelgen.compile import gpu as nvrtc
-from kernelgen.compile.cache import Binary
+from kernelgen.compile.job import Binary
 from kernelgen.errors import LaunchError, ToolMissingError
 from kernelgen.runtime import kernel as cuda_driver
 

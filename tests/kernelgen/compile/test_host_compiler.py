@@ -18,8 +18,7 @@ from kernelgen import CacheError, CompileError, ToolMissingError, cuda_facts, de
 from kernelgen.compile import gpu as nvrtc
 from kernelgen.compile import host as host_compiler
 from kernelgen.compile import job as leftovers
-from kernelgen.compile.cache import cache_dir
-from kernelgen.compile.compiler import compile_source
+from kernelgen.compile.compiler import cache_dir, compile_source
 from kernelgen.compile.host import find_host_compiler
 from kernelgen.compile.job import is_whole
 from kernelgen.kernels.source import Source

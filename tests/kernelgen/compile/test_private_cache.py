@@ -13,7 +13,7 @@ import pytest
 
 from autotune.cli import doctor
 from kernelgen import CacheError, device_facts
-from kernelgen.compile import cache
+from kernelgen.compile import compiler as cache
 from kernelgen.compile.compiler import compile_source
 from kernelgen.kernels.source import Source
 

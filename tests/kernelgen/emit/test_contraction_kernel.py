@@ -21,21 +21,19 @@ from kernelgen.compile.compiler import compile_source
 from kernelgen.compile.gpu import nvrtc_version
 from kernelgen.device import cuda_facts, device_facts, hip_facts
 from kernelgen.errors import ToolMissingError
-from kernelgen.kernels.contraction.plan import (
+from kernelgen.kernels.dispatch import emit, geometry
+from kernelgen.kernels.symmetric_contraction import (
+    ContractionCudaSchedule,
+    ContractionHostSchedule,
     ContractionPlan,
+    ContractionSchedule,
+    ContractionSpec,
     contraction_plan,
     default_contraction_schedule,
     task_nodes,
 )
-from kernelgen.kernels.contraction.schedule import (
-    ContractionCudaSchedule,
-    ContractionHostSchedule,
-    ContractionSchedule,
-    ContractionSpec,
-)
-from kernelgen.kernels.dispatch import emit, geometry
 from kernelgen.ops.symmetric_contraction import sums_by_element
-from kernelgen.problem.contraction import ContractionProblem
+from kernelgen.problem.other_kinds import ContractionProblem
 from kernelgen.runtime.graph import order_by
 from kernelgen.runtime.kernel import load_kernel
 

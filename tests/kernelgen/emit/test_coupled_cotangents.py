@@ -18,8 +18,7 @@ from kernelgen.compile.compiler import compile_source
 from kernelgen.device import DeviceFacts, cuda_facts
 from kernelgen.errors import ScheduleError
 from kernelgen.kernels.dispatch import emit
-from kernelgen.kernels.radial.plan import RadialPlan, default_radial_schedule, radial_plan
-from kernelgen.kernels.radial.schedule import RadialSchedule, RadialSpec
+from kernelgen.kernels.radial.plan import RadialPlan, RadialSchedule, RadialSpec, default_radial_schedule, radial_plan
 from kernelgen.problem.product import TensorProductProblem
 
 SUITE = load_problems()

@@ -19,11 +19,10 @@ from kernelgen.kernels.dispatch import AnyPlan, emit, launch_rule, make_plan
 from kernelgen.kernels.product.schedule import CudaSchedule
 from kernelgen.kernels.spec import BUFFERS, Spec
 from kernelgen.ops.product import Operator, build
-from kernelgen.problem.harmonics import HarmonicsProblem
+from kernelgen.problem.other_kinds import HarmonicsProblem
 from kernelgen.problem.product import TensorProductProblem
-from kernelgen.runtime.call import Checks
+from kernelgen.runtime.call import Checks, Runner, recipe_of
 from kernelgen.runtime.graph import EdgeOrder, longest_first
-from kernelgen.runtime.runner import Runner, recipe_of
 
 FACTS = cuda_facts("sm_90", units=2)
 PROBLEM = TensorProductProblem.channelwise("32x0e+16x1o", "0e+1o", "0e+1o")
@@ -97,7 +96,7 @@ def error_of(
 ) -> float:
     """Of the runner's values, in memory that held NaN."""
     monkeypatch.setattr("kernelgen.kernels.product.plan.REGISTER_SLACK", 10)
-    monkeypatch.setattr("kernelgen.runtime.runner.load_kernel", lambda spec: Emulated(make_plan(spec), held))
+    monkeypatch.setattr("kernelgen.runtime.call.load_kernel", lambda spec: Emulated(make_plan(spec), held))
     real = getattr(torch, dtype)
     checks = Checks(case.problem, "conv", real, "cpu")
     runner = Runner(spec_of(schedule, dtype, layout, problem=case.problem), checks)

@@ -11,7 +11,7 @@ from reference import Case, expected, make_case, relative_error, relayout
 from kernelgen.arithmetic.directions import DIRECTIONS, Direction, backward, forward
 from kernelgen.device import DeviceFacts, device_facts
 from kernelgen.kernels.dispatch import make_plan
-from kernelgen.kernels.product.host import emit_host
+from kernelgen.kernels.product.emit import emit_host
 from kernelgen.kernels.product.schedule import HostSchedule
 from kernelgen.kernels.spec import Spec
 from kernelgen.problem.product import TensorProductProblem

@@ -9,9 +9,9 @@ from import_graph import ROOT
 from autotune.database.maintenance import facts_of_record, hash_of_entry
 from autotune.database.store import read_table
 from kernelgen import GENERATOR_VERSION
-from kernelgen.kernels.contraction.schedule import CONTRACTION_SCHEDULES
-from kernelgen.kernels.harmonics.schedule import HARMONICS_SCHEDULES
 from kernelgen.kernels.product.schedule import SCHEDULES
+from kernelgen.kernels.spherical_harmonics import HARMONICS_SCHEDULES
+from kernelgen.kernels.symmetric_contraction import CONTRACTION_SCHEDULES
 
 HINT = (
     "texts changed: if that is meant, give GENERATOR_VERSION a new value and run python tests/support/golden_texts.py"

@@ -15,17 +15,17 @@ from kernelgen.compile.gpu import nvrtc_version
 from kernelgen.device import DeviceFacts, cuda_facts, device_facts, hip_facts
 from kernelgen.errors import ScheduleError, ToolMissingError
 from kernelgen.kernels.dispatch import emit, geometry
-from kernelgen.kernels.harmonics.plan import harmonics_plan
-from kernelgen.kernels.harmonics.schedule import (
+from kernelgen.kernels.spherical_harmonics import (
     HarmonicsCudaSchedule,
     HarmonicsHostSchedule,
     HarmonicsSchedule,
+    HarmonicsSpec,
+    default_harmonics_schedule,
+    harmonics_plan,
     harmonics_schedule_from_dict,
 )
-from kernelgen.kernels.product.defaults import default_harmonics_schedule
-from kernelgen.kernels.spec import HarmonicsSpec
 from kernelgen.ops.harmonics import HarmonicsOperator, build_harmonics
-from kernelgen.problem.harmonics import HarmonicsProblem
+from kernelgen.problem.other_kinds import HarmonicsProblem
 from kernelgen.runtime.kernel import load_kernel
 
 FACTS = cuda_facts("sm_90")

@@ -19,7 +19,7 @@ from kernelgen.compile.gpu import FLAGS, find_clang, hip_job
 from kernelgen.device import HIP_ARCHS, DeviceFacts, device_facts, hip_facts
 from kernelgen.errors import CompileError, ScheduleError, ToolMissingError, UnsupportedError
 from kernelgen.kernels.dispatch import emit, make_plan
-from kernelgen.kernels.product.defaults import default_schedule
+from kernelgen.kernels.product.plan import default_schedule
 from kernelgen.kernels.product.schedule import CudaSchedule
 from kernelgen.kernels.source import Source
 from kernelgen.kernels.spec import Spec

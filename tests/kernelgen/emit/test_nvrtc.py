@@ -12,7 +12,7 @@ from kernelgen.arithmetic.directions import DIRECTIONS
 from kernelgen.compile.compiler import compile_source
 from kernelgen.device import cuda_facts
 from kernelgen.kernels.dispatch import emit, make_plan
-from kernelgen.kernels.product.defaults import default_schedule
+from kernelgen.kernels.product.plan import default_schedule
 from kernelgen.kernels.product.schedule import CudaSchedule
 from kernelgen.kernels.spec import Spec
 

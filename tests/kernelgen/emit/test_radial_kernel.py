@@ -17,8 +17,7 @@ from kernelgen.compile.compiler import compile_source
 from kernelgen.device import cuda_facts, hip_facts
 from kernelgen.errors import ScheduleError, UnsupportedError
 from kernelgen.kernels.dispatch import emit, geometry
-from kernelgen.kernels.radial.plan import RadialPlan, default_radial_schedule, radial_plan
-from kernelgen.kernels.radial.schedule import RadialSchedule, RadialSpec
+from kernelgen.kernels.radial.plan import RadialPlan, RadialSchedule, RadialSpec, default_radial_schedule, radial_plan
 from kernelgen.problem.product import TensorProductProblem
 
 SUITE = load_problems()

@@ -14,8 +14,7 @@ from reference import relative_error
 from kernelgen.arithmetic.directions import backward, forward
 from kernelgen.device import cuda_facts
 from kernelgen.kernels.dispatch import emit, geometry
-from kernelgen.kernels.radial.plan import RadialPlan, radial_plan
-from kernelgen.kernels.radial.schedule import RadialSchedule, RadialSpec
+from kernelgen.kernels.radial.plan import RadialPlan, RadialSchedule, RadialSpec, radial_plan
 from kernelgen.problem.product import TensorProductProblem
 
 # One part and one group; three groups with up to two parts each, the last channels of a part missing.

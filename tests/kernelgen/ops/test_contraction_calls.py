@@ -20,10 +20,10 @@ from torch.utils._python_dispatch import TorchDispatchMode
 import kernelgen
 from kernelgen.arithmetic.contraction import contraction_backward, contraction_double_backward
 from kernelgen.errors import InputError, ProblemError, ScheduleError
-from kernelgen.kernels.contraction.schedule import ContractionCudaSchedule, ContractionHostSchedule
 from kernelgen.kernels.product.schedule import HostSchedule
+from kernelgen.kernels.symmetric_contraction import ContractionCudaSchedule, ContractionHostSchedule
 from kernelgen.ops.symmetric_contraction import build_contraction, rebuild_contraction
-from kernelgen.problem.contraction import ContractionProblem
+from kernelgen.problem.other_kinds import ContractionProblem
 
 
 def test_strided_misaligned_and_inference_inputs() -> None:

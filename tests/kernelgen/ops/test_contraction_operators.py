@@ -11,9 +11,9 @@ from contraction_cases import SMALL, assert_same, build_small, derivatives, oper
 from kernelgen.arithmetic.contraction import contraction_double_backward
 from kernelgen.device import cuda_facts
 from kernelgen.errors import UnsupportedError
-from kernelgen.kernels.contraction.schedule import ContractionCudaSchedule, ContractionHostSchedule
+from kernelgen.kernels.symmetric_contraction import ContractionCudaSchedule, ContractionHostSchedule
 from kernelgen.ops.symmetric_contraction import ContractionOperator, build_contraction, sums_by_element
-from kernelgen.problem.contraction import ContractionProblem
+from kernelgen.problem.other_kinds import ContractionProblem
 from kernelgen.runtime.graph import order_by
 
 TOLERANCE = {torch.float32: 1e-5, torch.float64: 1e-12}

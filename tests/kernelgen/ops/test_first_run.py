@@ -17,11 +17,10 @@ from kernelgen.kernels.product.schedule import CudaSchedule, HostSchedule
 from kernelgen.ops import first_run
 from kernelgen.ops.base import OPERATORS, resolve
 from kernelgen.ops.first_run import FEWEST_EDGES, LISTENERS, Choice, agreed, best_of, times_of
-from kernelgen.ops.harmonics import build_harmonics
+from kernelgen.ops.harmonics import HarmonicProduct, build_harmonics
 from kernelgen.ops.product import Operator, build
-from kernelgen.ops.vectors import HarmonicProduct
-from kernelgen.problem.harmonics import HarmonicsProblem
-from kernelgen.runtime import runner as runners
+from kernelgen.problem.other_kinds import HarmonicsProblem
+from kernelgen.runtime import call as runners
 
 FIRST = HostSchedule()
 OTHERS = (HostSchedule(accumulate="atomics"), HostSchedule(fuse=False))

@@ -23,10 +23,9 @@ from kernelgen.errors import ToolMissingError
 from kernelgen.kernels.dispatch import emit, make_plan
 from kernelgen.kernels.product.schedule import CudaSchedule
 from kernelgen.kernels.spec import Spec
-from kernelgen.ops.harmonics import build_harmonics
+from kernelgen.ops.harmonics import FUSED, HarmonicProduct, build_harmonics
 from kernelgen.ops.product import build
-from kernelgen.ops.vectors import FUSED, HarmonicProduct
-from kernelgen.problem.harmonics import HarmonicsProblem
+from kernelgen.problem.other_kinds import HarmonicsProblem
 from kernelgen.problem.product import TensorProductProblem
 
 UNIT = HarmonicsProblem((0, 1, 2), "component", True)

@@ -15,9 +15,9 @@ from harmonics_reference import vectors
 
 import kernelgen
 from kernelgen.errors import InputError, ProblemError, UnsupportedError
-from kernelgen.kernels.harmonics.schedule import HarmonicsHostSchedule
+from kernelgen.kernels.spherical_harmonics import HarmonicsHostSchedule
 from kernelgen.ops.harmonics import build_harmonics, rebuild_harmonics
-from kernelgen.problem.harmonics import HarmonicsProblem
+from kernelgen.problem.other_kinds import HarmonicsProblem
 
 L3 = HarmonicsProblem((0, 1, 2, 3), "component", True)
 RAW = HarmonicsProblem((3, 0, 3, 1), "integral", False)

@@ -18,7 +18,7 @@ from autotune.modules.rows import TunedContraction
 from kernelgen.arithmetic.contraction_couplings import polynomials
 from kernelgen.compat import o3
 from kernelgen.errors import UnsupportedError
-from kernelgen.problem.contraction import ContractionProblem
+from kernelgen.problem.other_kinds import ContractionProblem
 
 ATOMS, EDGES, IRREPS = 5, 14, "2x0e+2x1o"
 SENDER = torch.arange(EDGES) % ATOMS

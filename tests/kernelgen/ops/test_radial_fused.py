@@ -13,7 +13,7 @@ from reference import relative_error, relayout
 from torch.fx.experimental.proxy_tensor import make_fx
 
 from kernelgen.errors import InputError, UnsupportedError
-from kernelgen.kernels.radial.schedule import RadialSchedule
+from kernelgen.kernels.radial.plan import RadialSchedule
 from kernelgen.ops.base import resolve
 from kernelgen.ops.product import Operator, build
 from kernelgen.ops.radial_convolution import FusedRadial, _rebuild, exported_product, fused_of, radial_product

@@ -12,7 +12,7 @@ import torch
 from kernelgen.ops import base as registry
 from kernelgen.ops.harmonics import build_harmonics
 from kernelgen.ops.product import build
-from kernelgen.problem.harmonics import HarmonicsProblem
+from kernelgen.problem.other_kinds import HarmonicsProblem
 from kernelgen.problem.product import TensorProductProblem
 
 PRODUCT = TensorProductProblem.channelwise("4x0e+4x1o", "0e+1o", "0e+1o")

@@ -12,8 +12,7 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 import kernelgen
 from kernelgen.errors import UnsupportedError
 from kernelgen.ops.base import OPERATORS
-from kernelgen.ops.library import DifferentiableOperator, Maybe, Signature, define, differentiable
-from kernelgen.ops.transforms import call
+from kernelgen.ops.library import DifferentiableOperator, Maybe, Signature, call, define, differentiable
 
 kernelgen.register_operators()
 GRAPH = (

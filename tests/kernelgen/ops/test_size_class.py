@@ -7,7 +7,7 @@ import math
 from hypothesis import given
 from hypothesis import strategies as st
 
-from kernelgen.problem.sizes import size_class
+from kernelgen.problem.product import size_class
 
 COUNTS = st.one_of(st.integers(0, 200), st.integers(0, 2**40))
 

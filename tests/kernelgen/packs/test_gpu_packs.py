@@ -19,22 +19,21 @@ from kernelgen.compile.pack_file import PackFile, find_in_packs, load_pack, sour
 from kernelgen.device import assumed, cuda_facts
 from kernelgen.errors import InputError, ToolMissingError
 from kernelgen.kernels.dispatch import AnyPlan, emit, geometry
-from kernelgen.kernels.harmonics.schedule import HarmonicsCudaSchedule
 from kernelgen.kernels.product.schedule import CudaSchedule
-from kernelgen.kernels.radial.schedule import RadialSchedule
+from kernelgen.kernels.radial.plan import RadialSchedule
 from kernelgen.kernels.source import Source
+from kernelgen.kernels.spherical_harmonics import HarmonicsCudaSchedule
 from kernelgen.ops import edge_networks as tall_matrices
-from kernelgen.ops import gates
-from kernelgen.ops import node_matrices as matrices
+from kernelgen.ops import node_kernels as gates
+from kernelgen.ops import node_kernels as matrices
 from kernelgen.ops.base import OPERATORS, resolve
 from kernelgen.ops.harmonics import build_harmonics
 from kernelgen.ops.product import build
 from kernelgen.ops.radial_convolution import FusedRadial
-from kernelgen.ops.symmetric_contraction import build_contraction, sums_source
-from kernelgen.packs.calls import Call, launches
+from kernelgen.ops.symmetric_contraction import SUMS, build_contraction
 from kernelgen.packs.library import source_folder
-from kernelgen.packs.write import recording, write_calls
-from kernelgen.problem.harmonics import HarmonicsProblem
+from kernelgen.packs.write import Call, launches, recording, write_calls
+from kernelgen.problem.other_kinds import HarmonicsProblem
 from kernelgen.problem.product import TensorProductProblem
 from kernelgen.runtime import graph as index_check
 from kernelgen.runtime import kernel as cuda_driver
@@ -238,18 +237,23 @@ def test_kernels_at_nodes_come_from_packs(tmp_path: Path, no_compiler: None) -> 
     path = write_calls(calls()[:1], tmp_path / "nodes.pack", archs=("sm_80", "sm_90"), nodes=("float32",)).path
     load_pack(path)
     for dtype, arch, begin in ((torch.float32, "sm_86", b"\x7fELF"), (torch.float32, "sm_120", b"//")):
-        products = [matrices.source(dtype, of_weights) for of_weights in (False, True)]
+        products = [matrices.ROWS.source(dtype), matrices.WEIGHTS.source(dtype)]
         edges = (tall_matrices.packing(True), tall_matrices.wide(4), tall_matrices.narrow(8), tall_matrices.summing())
         products += [kernel.source for kernel in edges]
-        for source in (*products, gates.source(dtype), sums_source(dtype), index_check.source_of("int64")):
+        for source in (
+            *products,
+            gates.GATES.source(dtype),
+            SUMS.source(dtype),
+            index_check.CHECK.source(torch.int64),
+        ):
             found = compile_source(source, cuda_facts(arch))
             assert found.path.read_bytes().startswith(begin), (source.entry, arch)
     with pytest.raises(ToolMissingError):
-        compile_source(gates.source(torch.float64), cuda_facts("sm_90"))
+        compile_source(gates.GATES.source(torch.float64), cuda_facts("sm_90"))
 
 
 def test_what_a_gpu_ran_is_recorded_for_more_architectures(tmp_path: Path) -> None:
-    source = gates.source(torch.float32)
+    source = gates.GATES.source(torch.float32)
     with recording(tmp_path / "ran.pack", archs=("sm_80",)) as recorded:
         compile_source(source, cuda_facts("sm_90"))
     kernels = PackFile(recorded.written.path).index["kernels"]

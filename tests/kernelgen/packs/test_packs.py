@@ -18,8 +18,7 @@ from places import ROOT
 from kernelgen.compile.job import is_whole, section
 from kernelgen.compile.pack_file import PackFile, load_pack
 from kernelgen.errors import InputError, PackError
-from kernelgen.packs.calls import Call
-from kernelgen.packs.write import calls_in, recording, write_calls
+from kernelgen.packs.write import Call, calls_in, recording, write_calls
 
 OPERATOR = operator_cases.operator()
 CALLS = [Call("tp_forward", OPERATOR.text), Call("tp_backward", OPERATOR.text, "", "y")]

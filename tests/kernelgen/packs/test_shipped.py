@@ -17,8 +17,7 @@ from kernelgen.device import device_facts
 from kernelgen.errors import CacheError, PackError, ToolMissingError
 from kernelgen.kernels.dispatch import emit, make_plan
 from kernelgen.kernels.source import Source
-from kernelgen.packs.calls import Call
-from kernelgen.packs.write import write_calls
+from kernelgen.packs.write import Call, write_calls
 
 HOST = device_facts("cpu")
 OPERATOR = operator_cases.operator()

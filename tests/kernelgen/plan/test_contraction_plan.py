@@ -17,17 +17,19 @@ from kernelgen.arithmetic.contraction import (
 )
 from kernelgen.device import DeviceFacts, cuda_facts, device_facts, hip_facts
 from kernelgen.errors import ScheduleError
-from kernelgen.kernels.contraction.plan import contraction_plan, default_contraction_schedule, task_nodes
-from kernelgen.kernels.contraction.schedule import (
+from kernelgen.kernels.dispatch import make_plan
+from kernelgen.kernels.product.schedule import HostSchedule
+from kernelgen.kernels.symmetric_contraction import (
     ContractionCudaSchedule,
     ContractionHostSchedule,
     ContractionSchedule,
     ContractionSpec,
+    contraction_plan,
     contraction_schedule_from_dict,
+    default_contraction_schedule,
+    task_nodes,
 )
-from kernelgen.kernels.dispatch import make_plan
-from kernelgen.kernels.product.schedule import HostSchedule
-from kernelgen.problem.contraction import ContractionProblem
+from kernelgen.problem.other_kinds import ContractionProblem
 
 SMALL = ContractionProblem("0e+1o", "0e+1o", 2, 6)
 MACE = ContractionProblem("0e+1o+2e+3o", "0e+1o+2e", 3, 128)

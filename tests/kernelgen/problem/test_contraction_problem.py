@@ -8,7 +8,7 @@ import pytest
 from e3nn import o3
 
 from kernelgen.errors import ProblemError
-from kernelgen.problem.contraction import ContractionProblem
+from kernelgen.problem.other_kinds import ContractionProblem
 
 MACE = ContractionProblem("0e+1o+2e+3o", "0e+1o", 3, 128)
 

@@ -20,7 +20,7 @@ from reference import e3nn_module
 from autotune.modules.convolution import TensorProductConv
 from autotune.modules.rows import SphericalHarmonics, SphericalHarmonicsConv
 from kernelgen.kernels.product.schedule import CudaSchedule, HostSchedule
-from kernelgen.runtime import known_graphs
+from kernelgen.runtime import graph as known_graphs
 from kernelgen.runtime.graph import edge_order
 
 NODES, EDGES, SEQUENCES = 5, 12, 150

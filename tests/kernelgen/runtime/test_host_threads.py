@@ -15,13 +15,13 @@ from kernelgen import device_facts
 from kernelgen.arithmetic.directions import DIRECTIONS
 from kernelgen.compile.compiler import compile_source
 from kernelgen.kernels.dispatch import make_plan
-from kernelgen.kernels.harmonics.schedule import HarmonicsHostSchedule
 from kernelgen.kernels.product.schedule import HostSchedule
 from kernelgen.kernels.source import ENTRY, Source
 from kernelgen.kernels.spec import BUFFERS, Spec, host_entry
+from kernelgen.kernels.spherical_harmonics import HarmonicsHostSchedule
 from kernelgen.ops.harmonics import build_harmonics
 from kernelgen.ops.product import build
-from kernelgen.problem.harmonics import HarmonicsProblem
+from kernelgen.problem.other_kinds import HarmonicsProblem
 from kernelgen.problem.product import TensorProductProblem
 from kernelgen.runtime import kernel as launch
 

@@ -14,7 +14,8 @@ from kernelgen import InputError
 from kernelgen.compile.compiler import compile_source
 from kernelgen.device import cuda_facts
 from kernelgen.ops.product import build
-from kernelgen.runtime.graph import assert_indices, check_indices, source
+from kernelgen.runtime.graph import assert_indices, check_indices
+from kernelgen.runtime.kernel import source
 
 
 @pytest.mark.parametrize("form", ["eager", "order", "compiled", "vmap"])

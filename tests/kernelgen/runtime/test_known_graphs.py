@@ -14,9 +14,8 @@ import kernelgen.ops.product
 import kernelgen.runtime.call
 from kernelgen import InputError
 from kernelgen.ops.product import Operator, build
-from kernelgen.runtime import known_graphs
-from kernelgen.runtime.graph import edge_order
-from kernelgen.runtime.known_graphs import KnownGraphs, known_in_capture
+from kernelgen.runtime import graph as known_graphs
+from kernelgen.runtime.graph import KnownGraphs, edge_order, known_in_capture
 
 
 def small_operator() -> Operator:

@@ -16,7 +16,7 @@ from kernelgen.kernels.dispatch import make_plan
 from kernelgen.kernels.product.schedule import LONG_RUN, CudaSchedule, HostSchedule
 from kernelgen.kernels.spec import BUFFERS, Spec
 from kernelgen.problem.product import TensorProductProblem
-from kernelgen.runtime import runner
+from kernelgen.runtime import call as runner
 from kernelgen.runtime.call import Checks
 from kernelgen.runtime.graph import EdgeOrder, edge_order
 

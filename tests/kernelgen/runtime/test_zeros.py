@@ -28,15 +28,14 @@ from kernelgen.kernels.product.schedule import CudaSchedule, schedule_from_dict
 from kernelgen.kernels.source import included
 from kernelgen.kernels.spec import BUFFERS, Spec
 from kernelgen.ops.product import build
-from kernelgen.problem.harmonics import HarmonicsProblem
+from kernelgen.problem.other_kinds import HarmonicsProblem
 from kernelgen.problem.product import TensorProductProblem
 from kernelgen.runtime import call as memory
 from kernelgen.runtime import kernel as driver
 from kernelgen.runtime import kernel as launch
 from kernelgen.runtime import kernel as zeros
-from kernelgen.runtime.call import Checks
+from kernelgen.runtime.call import Checks, Runner
 from kernelgen.runtime.kernel import load_kernel
-from kernelgen.runtime.runner import Runner
 
 FACTS = cuda_facts("sm_90")
 PROBLEM = TensorProductProblem.channelwise("64x0e+32x1e+8x2e", "0e+1e+2e", "0e+1e+2e")

@@ -22,7 +22,7 @@ from kernelgen.arithmetic.contraction import (
     operations,
 )
 from kernelgen.arithmetic.contraction_couplings import polynomials
-from kernelgen.problem.contraction import ContractionProblem
+from kernelgen.problem.other_kinds import ContractionProblem
 
 MACE = ContractionProblem("0e+1o+2e+3o", "0e+1o", 3, 1)
 PROBLEMS = [

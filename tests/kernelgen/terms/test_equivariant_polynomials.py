@@ -18,7 +18,7 @@ from kernelgen.arithmetic import contraction_couplings
 from kernelgen.arithmetic import contraction_couplings as cheapest_couplings
 from kernelgen.arithmetic.contraction_couplings import Polynomial, coordinates, polynomials
 from kernelgen.errors import ProblemError, UnsupportedError
-from kernelgen.problem.contraction import ContractionProblem
+from kernelgen.problem.other_kinds import ContractionProblem
 
 MACE = "0e+1o+2e+3o"
 PROBLEMS = [

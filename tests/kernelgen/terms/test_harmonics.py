@@ -24,7 +24,7 @@ from kernelgen.compile.host import find_host_compiler
 from kernelgen.device import cuda_facts
 from kernelgen.errors import ProblemError, ToolMissingError
 from kernelgen.kernels.source import Source
-from kernelgen.problem.harmonics import NORMALIZATIONS, HarmonicsProblem
+from kernelgen.problem.other_kinds import NORMALIZATIONS, HarmonicsProblem
 
 TOLERANCE = 1e-11
 ALL = tuple(range(7))

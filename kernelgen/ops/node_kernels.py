@@ -1,4 +1,4 @@
-"""Products of node features with matrices, by element or not: all blocks of a row in one launch.
+"""Kernels at nodes: products of features with matrices, by element or not, and gates; all of a row in one launch.
 
 With T(x, w, y) = sum of c x w y over paths, the kernels compute dT/dy and dT/dx (``rows``) and dT/dw (``weights``).
 """
@@ -13,19 +13,23 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
+from kernelgen.compat import run_eagerly, runs_eagerly
 from kernelgen.compile.compiler import compile_many
 from kernelgen.device import device_facts
-from kernelgen.errors import CompileError, InputError, ToolMissingError
-from kernelgen.kernels.source import Source, included
+from kernelgen.errors import CompileError, InputError, ToolMissingError, UnsupportedError
+from kernelgen.kernels.source import Source
 from kernelgen.ops.base import DTYPES
 from kernelgen.runtime.call import empty
-from kernelgen.runtime.kernel import FixedKernel
+from kernelgen.runtime.kernel import KernelByDtype
 
 ENTRY = "equitune_block_matrices"
-C_TYPES = {torch.float32: "float", torch.float64: "double"}
 # Of the kernels: nodes of a chunk, columns of a tile, threads of a block. Most elements of a small structure fill one
 # chunk, and padding at most doubles a large structure's rows.
 CHUNK, _COLUMNS, _THREADS = 32, 64, 128
+_TILES = "node_matrices.cuh:block_tiles"
+# Of gradients by weights, and of the others.
+WEIGHTS = KernelByDtype(ENTRY, _TILES, "node_matrices.cuh:block_weights", count=14, threads=_THREADS)
+ROWS = KernelByDtype(ENTRY, _TILES, "node_matrices.cuh:block_rows", count=11, threads=_THREADS)
 # Up to so many nodes one launch is worth more than the speed of a library's products. On an H200 these kernels take as
 # long at 5184 nodes, with 21 launches for 61 in a step of MACE medium, 33 for 191 in one of SevenNet-l3i5.
 MOST_NODES = 8192
@@ -85,7 +89,7 @@ class BlockProduct:
             pointers = (features.data_ptr(), weights.data_ptr(), out.data_ptr(), table.data_ptr())
             grouped = (0, 0) if groups is None else (groups.slots.data_ptr(), groups.chunks.data_ptr())
             sizes = (nodes, features.stride(0), width, count, tiles)
-            kernel(features.dtype, False).launch(features.get_device(), chunks * tiles, *pointers, *grouped, *sizes)
+            ROWS.of(features.dtype).launch(features.get_device(), chunks * tiles, *pointers, *grouped, *sizes)
         return out
 
     def weights(self, x: Tensor, y: Tensor, groups: Groups | None = None, elements: int = 1) -> Tensor:
@@ -100,7 +104,7 @@ class BlockProduct:
             pointers = (x.data_ptr(), y.data_ptr(), out.data_ptr(), table.data_ptr())
             grouped = (0, 0) if groups is None else (groups.slots.data_ptr(), groups.begins.data_ptr())
             sizes = (nodes, x.stride(0), y.stride(0), count, tiles, elements, parts, self.numel)
-            kernel(x.dtype, True).launch(x.get_device(), tiles * elements * parts, *pointers, *grouped, *sizes)
+            WEIGHTS.of(x.dtype).launch(x.get_device(), tiles * elements * parts, *pointers, *grouped, *sizes)
         return out[0] if parts == 1 else out.sum(0)
 
     def _check(self, features: Tensor, other: Tensor, groups: Groups | None, fits: bool) -> None:
@@ -173,20 +177,6 @@ def as_bits(value: float) -> int:
     return struct.unpack("<q", struct.pack("<d", value))[0]
 
 
-def source(dtype: torch.dtype, of_weights: bool) -> Source:
-    """The source of the kernel for a dtype: of gradients by weights, or of the others."""
-    parts = (
-        "node_matrices.cuh:block_tiles",
-        "node_matrices.cuh:block_weights" if of_weights else "node_matrices.cuh:block_rows",
-    )
-    return Source(f"#define REAL {C_TYPES[dtype]}\n" + "".join(map(included, parts)), "cuda", ENTRY)
-
-
-@functools.cache
-def kernel(dtype: torch.dtype, of_weights: bool) -> FixedKernel:
-    return FixedKernel(source(dtype, of_weights), 14 if of_weights else 11, _THREADS)
-
-
 def takes(features: Tensor) -> bool:
     """Whether the kernels are for these features ``[nodes, dim]``: few, on a GPU, in a dtype of kernels."""
     fits = features.is_cuda and features.dtype in DTYPES and features.shape[0] <= MOST_NODES
@@ -194,7 +184,7 @@ def takes(features: Tensor) -> bool:
 
 
 def _sources(dtype: torch.dtype) -> tuple[Source, ...]:
-    return source(dtype, False), source(dtype, True)
+    return ROWS.source(dtype), WEIGHTS.source(dtype)
 
 
 @functools.cache
@@ -214,3 +204,150 @@ def are_there(sources: Callable[[torch.dtype], tuple[Source, ...]], dtype: torch
         if isinstance(error, CompileError):
             raise error
     return True
+
+
+# Gates in layout ``ir_mul`` with both derivatives, each in one launch.
+#
+# Scalars s become c a(s), and the components v of an irrep become c a(s) v with a gate s for each of its channels. Here
+# a is an activation and c its constant.
+
+
+GATES = KernelByDtype("equitune_gate", "gates.cuh", count=12, threads=256)
+# Numbers of activations in the kernel.
+IDENTITY, SILU, TANH, SIGMOID, POLYNOMIAL, CUT_POLYNOMIAL = range(6)
+
+
+class GateRun(NamedTuple):
+    """Neighbouring channels with one activation. source, target: offsets in rows of inputs and outputs.
+
+    gate: offset of their gates, for scalars that of themselves. dim: components, 0 for scalars, ``stride`` apart.
+    parameter: the power of a polynomial cutoff.
+    """
+
+    channels: int
+    source: int
+    target: int
+    gate: int
+    dim: int
+    stride: int
+    activation: int
+    constant: float
+    parameter: float = 0.0
+
+
+class GateKernel:
+    """The kernel of some runs, which together read and write whole rows; UnsupportedError if they do not."""
+
+    def __init__(self, runs: Sequence[GateRun], dim_in: int, dim_out: int) -> None:
+        self.runs, self.dim_in, self.dim_out = tuple(runs), dim_in, dim_out
+        read = sum(run.channels * (run.dim + 1) for run in runs)
+        written = sum(run.channels * max(1, run.dim) for run in runs)
+        if (read, written) != (dim_in, dim_out):
+            raise UnsupportedError(f"a gate that reads {read} of {dim_in} inputs and writes {written} of {dim_out}")
+        self.channels = sum(run.channels for run in runs)
+        self._on_device: dict[torch.device, Tensor] = {}
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {**self.__dict__, "_on_device": {}}
+
+    def value(self, f: Tensor) -> Tensor:
+        """f ``[nodes, dim_in]`` -> ``[nodes, dim_out]``."""
+        out = empty((f.shape[0], self.dim_out), f)
+        self._launch(0, f, f, f, f, out)
+        return out
+
+    def gradient(self, f: Tensor, g: Tensor) -> Tensor:
+        """The gradient by f, for cotangents g ``[nodes, dim_out]``."""
+        out = empty((f.shape[0], self.dim_in), f)
+        self._launch(1, f, g, f, out, out)
+        return out
+
+    def second(self, f: Tensor, g: Tensor, t: Tensor) -> tuple[Tensor, Tensor]:
+        """The gradients by f and by g of <t, :meth:`gradient`>, for t ``[nodes, dim_in]``."""
+        of_f, of_g = empty((f.shape[0], self.dim_in), f), empty((f.shape[0], self.dim_out), f)
+        self._launch(2, f, g, t, of_f, of_g)
+        return of_f, of_g
+
+    def _launch(self, order: int, *tensors: Tensor) -> None:
+        f, nodes = tensors[0], tensors[0].shape[0]
+        table = self._on_device.get(f.device)
+        if table is None:
+            with torch.inference_mode(False):
+                table = self._on_device[f.device] = torch.tensor(self.table()).to(f.device)
+        if nodes and self.channels:
+            pointers = [tensor.data_ptr() for tensor in (*tensors, table)]
+            sizes = (nodes, len(self.runs), self.channels, self.dim_in, self.dim_out, order)
+            GATES.of(f.dtype).launch(f.get_device(), -(-nodes * self.channels // GATES.threads), *pointers, *sizes)
+
+    def table(self) -> list[int]:
+        """The runs as the kernel describes them."""
+        numbers, before = [], 0
+        for run in self.runs:
+            numbers += [before, run.channels, run.source, run.target, run.gate, run.dim, run.stride]
+            numbers += [run.activation, as_bits(run.constant), as_bits(run.parameter)]
+            before += run.channels
+        return numbers
+
+
+def may_launch(features: Tensor, sources: Callable[[torch.dtype], tuple[Source, ...]] = GATES.sources) -> bool:
+    """Whether the kernel, or others with these sources, is for these features."""
+    fits = features.is_cuda and features.dtype in DTYPES
+    return fits and are_there(sources, features.dtype, features.get_device())
+
+
+def scalar_kernel(activation: int, parameter: float = 0.0) -> GateKernel:
+    """Of a function of each number ``[rows, 1]``."""
+    return GateKernel([GateRun(1, 0, 0, 0, 0, 0, activation, 1.0, parameter)], 1, 1)
+
+
+def gated(features: Tensor, kernel: GateKernel | None, composed: Callable[[Tensor], Tensor]) -> Tensor:
+    """The kernel's value where it can be used, differentiable; ``composed`` is the same in operations of torch."""
+    if kernel is None or not runs_eagerly(features) or not may_launch(features):
+        return composed(features)
+    features = features.contiguous()
+    if torch.is_grad_enabled() and features.requires_grad:
+        return _Value.apply(features, kernel, composed)
+    return kernel.value(features)
+
+
+class _Value(torch.autograd.Function):
+    """Its first gradients can be differentiated again."""
+
+    @staticmethod
+    def forward(ctx: Any, f: Tensor, kernel: GateKernel, composed: Callable[[Tensor], Tensor]) -> Tensor:
+        ctx.kernel, ctx.composed = kernel, composed
+        ctx.save_for_backward(f)
+        return kernel.value(f)
+
+    @staticmethod
+    @run_eagerly("autograd calls this outside of compiled graphs, which take torch's own")
+    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor, None, None]:
+        (f,), differentiated, (g,) = ctx.saved_tensors, torch.is_grad_enabled(), gradients
+        if not runs_eagerly(f, g):
+            with torch.enable_grad():
+                (found,) = torch.autograd.grad(ctx.composed(f), f, g, create_graph=differentiated)
+            return found, None, None
+        g = g.contiguous()
+        found = _Gradient.apply(f, g, ctx.kernel, ctx.composed) if differentiated else ctx.kernel.gradient(f, g)
+        return found, None, None
+
+
+class _Gradient(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, f: Tensor, g: Tensor, kernel: GateKernel, composed: Callable[[Tensor], Tensor]) -> Tensor:
+        ctx.kernel, ctx.composed = kernel, composed
+        ctx.save_for_backward(f, g)
+        return kernel.gradient(f, g)
+
+    @staticmethod
+    @run_eagerly("autograd calls this outside of compiled graphs, which take torch's own")
+    def backward(ctx: Any, *tangents: Tensor) -> tuple[Tensor | None, ...]:
+        (f, g), differentiated, (t,) = ctx.saved_tensors, torch.is_grad_enabled(), tangents
+        if runs_eagerly(f, g, t) and not differentiated:
+            return (*ctx.kernel.second(f, g, t.contiguous()), None, None)
+        with torch.enable_grad():
+            f, g = f.view_as(f), g.view_as(g)  # g may depend on f, which is not this node's affair
+            needed = [one for one, is_needed in zip((f, g), ctx.needs_input_grad, strict=False) if is_needed]
+            (first,) = torch.autograd.grad(ctx.composed(f), f, g, create_graph=True)
+            found = iter(torch.autograd.grad(first, needed, t, create_graph=differentiated))
+        return (*(next(found) if is_needed else None for is_needed in ctx.needs_input_grad[:2]), None, None)

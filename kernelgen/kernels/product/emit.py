@@ -1,23 +1,47 @@
-"""CUDA C++ of a channelwise plan: a kernel whose teams loop over runs of edges, with channels across the lanes.
+"""C++ text of a channelwise plan, for GPU and host.
 
-Fixed code is in ``include/device.cuh``, the arithmetic of a path in ``kernelgen.arithmetic.product``, the function
-of a path group in ``kernelgen.kernels.product.group``. A run is all edges of a node (``registers``) or a fixed number
-of edges (``atomics``, and ``plain``, where every edge is its own source and destination). A unit is a team's share of a
-run: one path group and ``lanes x channels_per_thread`` of its channels.
+A GPU's kernel has teams that loop over runs of edges, with channels across the lanes. Fixed code is in
+``include/device.cuh``, the arithmetic of a path in ``kernelgen.arithmetic.couplings``, the function of a path group in
+``kernelgen.kernels.product.group``. A run is all edges of a node (``registers``) or a fixed number of edges
+(``atomics``, and ``plain``, where every edge is its own source and destination). A unit is a team's share of a run: one
+path group and ``lanes x channels_per_thread`` of its channels.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import itertools
+import re
+from collections.abc import Iterator, Mapping, Sequence
 
-from kernelgen.kernels.harmonics.emit import inside
-from kernelgen.kernels.product.channelwise import Plan, exchange_elements, joint_elements, stage_elements, sums_elements
+from kernelgen.arithmetic.couplings import PathBody, PathTerms, path_body, path_terms
+from kernelgen.arithmetic.directions import OPERANDS
+from kernelgen.kernels.product.channelwise import (
+    Group,
+    Plan,
+    exchange_elements,
+    joint_elements,
+    stage_elements,
+    sums_elements,
+)
 from kernelgen.kernels.product.group import GroupEmitter
 from kernelgen.kernels.product.memory import Facts
 from kernelgen.kernels.product.plan import OwnersPlan
-from kernelgen.kernels.product.schedule import CudaSchedule
+from kernelgen.kernels.product.schedule import CudaSchedule, HostSchedule
 from kernelgen.kernels.source import LaunchRule, Share, Source, included
-from kernelgen.kernels.spec import BYTES, Spec, buffers_line, buffers_struct, gpu_entry
+from kernelgen.kernels.spec import (
+    BUFFERS,
+    BYTES,
+    INDENT,
+    Spec,
+    braced,
+    buffers_line,
+    buffers_struct,
+    gpu_entry,
+    host_entry,
+    indented,
+)
+from kernelgen.kernels.spherical_harmonics import inside
+from kernelgen.problem.irreps import Block
 
 SHARED = (
     "    extern __shared__ __align__(16) unsigned char shared_bytes[];",
@@ -273,7 +297,7 @@ def emit_owners(plan: OwnersPlan) -> Source:
     parts = [
         *(preamble(plan.spec), *headers(schedule, bool(plan.of_x.ring or plan.others.ring))),
         *(inside(plan.spec), buffers_struct()),
-        *(_namespace("of_x", plan.of_x), _namespace("others", plan.others), _entry(plan)),
+        *(_namespace("of_x", plan.of_x), _namespace("others", plan.others), _owners_entry(plan)),
     ]
     return Source("\n".join(part for part in parts if part), "cuda")
 
@@ -293,7 +317,7 @@ def _namespace(name: str, plan: Plan) -> str:
     return "\n".join(lines)
 
 
-def _entry(plan: OwnersPlan) -> str:
+def _owners_entry(plan: OwnersPlan) -> str:
     schedule = plan.spec.cuda
     unit_blocks, nodes = blocks_of_runs(plan.of_x)
     lines = [
@@ -367,3 +391,245 @@ def cut_row_lines(blocks: int, width: int, elements: int, asked: Sequence[str] =
         "        return;",
         "    }",
     ]
+
+
+# Host C++ of a channelwise plan.
+#
+# Loops over the graph, layouts and locks are hand-written templates (``include/host*.hpp``, copied into the text). This
+# module emits their parameter ``Form``: constants, blocks, and one function for each path group, which loops over the
+# group's channels with vectors of ``channel_block`` channels. One worker runs all groups of an edge, so the host does
+# not need ``plan.exclusive_in1`` and ``exclusive_out``: the first path that writes a block of an edge's own row starts
+# it from zero, and later ones add to it.
+
+
+HEADERS = ("host_vectors.hpp", "host.hpp")
+C_TYPES = {"float32": "float", "float64": "double", "int32": "std::int32_t", "int64": "std::int64_t"}
+# Fewer remaining channels than this are computed one by one: narrower vectors only add code.
+LEAST_VECTOR = 4
+
+
+def emit_host(plan: Plan) -> Source:
+    """The kernel's source; it exports one ``extern "C"`` function with the pointers of ``BUFFERS``."""
+    emitter = _HostEmitter(plan)
+    math = ["#include <math.h>"] if plan.spec.harmonics is not None else []
+    parts = [_preamble(plan), *math, *map(included, HEADERS), *emitter.form(), *_host_entry()]
+    return Source("\n".join(parts) + "\n", "c++")
+
+
+def _preamble(plan: Plan) -> str:
+    spec = plan.spec
+    return (
+        f"// Equitune host kernel, {spec.operation}, {spec.dtype}, {spec.layout}, {spec.index} indices\n"
+        f"// problem:   {spec.problem.key}\n"
+        f"// direction: {spec.direction.text}\n"
+        f"// schedule:  {spec.schedule.key}\n"
+    )
+
+
+def _components(stem: str, block: int, dim: int) -> list[str]:
+    return [f"{stem}{block}_{m}" for m in range(dim)]
+
+
+class _HostEmitter:
+    def __init__(self, plan: Plan) -> None:
+        assert isinstance(plan.spec.schedule, HostSchedule)
+        self.plan, self.spec, self.problem = plan, plan.spec, plan.spec.problem
+        self.direction = plan.spec.direction
+        self.block = plan.spec.schedule.channel_block
+        self.started: set[str] = set()
+
+    def form(self) -> Iterator[str]:
+        """Types, group functions and the struct ``Form``, the parameter of the hand-written templates."""
+        yield "namespace {"
+        yield ""
+        names = ("add", "lanes", "load", "load_ahead", "store", "stream")
+        yield f"using {', '.join(f'equitune::{name}' for name in names)};"
+        yield ""
+        yield f"using T = {C_TYPES[self.spec.dtype]};"
+        yield "template <int N>"
+        yield "using Vec = equitune::Vec<T, N>;"
+        yield "using Edge = equitune::Edge<T>;"
+        yield ""
+        if self.spec.harmonics is not None:
+            yield "#define DEVICE static EQUITUNE_INLINE"
+            yield "using Real = T;"
+            yield inside(self.spec)
+        for number, group in enumerate(self.plan.groups):
+            yield from self._group(number, group)
+            yield ""
+        yield "struct Form {"
+        yield from indented(self._constants())
+        if self.spec.harmonics is not None:
+            yield f"{INDENT}static void harmonics(const T* v, T* y) {{ ::harmonics(v, y); }}"
+            if "y" in self.direction.live_outputs:
+                yield f"{INDENT}static void along_v(const T* v, const T* g, T* out) {{ ::along_v(v, g, out); }}"
+        yield from indented(self._blocks("in1_blocks", self.problem.in1, {p.in1 for p in self.problem.paths}))
+        yield from indented(self._blocks("out_blocks", self.problem.out, {p.out for p in self.problem.paths}))
+        calls = (f"group_{number}(edge);" for number in range(len(self.plan.groups)))
+        yield from indented(braced("static void edge(const Edge& edge)", calls))
+        yield from ("};", "", "}  // namespace", "")
+
+    def _constants(self) -> Iterator[str]:
+        problem, spec, direction = self.problem, self.spec, self.direction
+        schedule = spec.schedule
+        yield "using T = ::T;"
+        yield f"using Index = {C_TYPES[spec.index]};"
+        yield f"static constexpr int dim_in1 = {problem.dim_in1}, dim_in2 = {problem.dim_in2};"
+        yield f"static constexpr int dim_out = {problem.dim_out}, weight_numel = {problem.weight_numel};"
+        yield f"static constexpr int block = {self.block}, edges_per_chunk = {schedule.edges_per_chunk};"
+        flags = {
+            "conv": spec.operation == "conv",
+            "owns_receiver": self.plan.owner == "receiver",
+            "owns_sender": self.plan.owner == "sender",
+            "mul_ir": spec.layout == "mul_ir",
+            "shared_weights": problem.shared_weights,
+            "y_are_vectors": spec.harmonics is not None,
+            **{f"reads_{name}": name in direction.operands for name in OPERANDS},
+            **{f"writes_{slot}": slot in direction.live_outputs for slot in "xywg"},
+        }
+        for name, value in flags.items():
+            yield f"static constexpr bool {name} = {str(value).lower()};"
+        yield ""
+
+    def _blocks(self, name: str, blocks: tuple[Block, ...], used: set[int]) -> Iterator[str]:
+        """A function that visits the blocks that some path uses; the caller zeroes the others."""
+        visits = (
+            f"visit(equitune::Block<{block.offset}, {block.dim}, {block.mul}>{{}});  // {block.text}"
+            for block in (blocks[number] for number in sorted(used))
+        )
+        yield "template <class Visit>"
+        yield from braced(f"static EQUITUNE_INLINE void {name}(const Visit& visit)", [*visits, "(void)visit;"])
+        yield ""
+
+    def _group(self, number: int, group: Group) -> Iterator[str]:
+        """The function of a group: edge values, then loops over channels, at full width and for the remainder."""
+        terms = [path_terms(self.problem)[p] for p in group.paths]
+        bodies = [path_body(t, self.direction) for t in terms]
+        yield f"// Group {number}: {', '.join(self.problem.in1[b].text for b in group.in1)}; {len(terms)} paths."
+        yield f"EQUITUNE_NOINLINE void group_{number}(const Edge& edge) {{"
+        for term, body in zip(terms, bodies, strict=True):
+            yield from indented(self._edge_values(term, body))
+        yield from indented(["", "const auto channels = [&](auto zero, int begin, int end) EQUITUNE_LAMBDA {"])
+        yield from indented(self._channels(terms, bodies), 2)
+        yield from indented(["};"])
+        yield from indented(self._calls(group.mul))
+        yield "}"
+
+    def _calls(self, mul: int) -> Iterator[str]:
+        width, begin = self.block, 0
+        while begin < mul:
+            if width < LEAST_VECTOR:
+                width = 1
+            end = mul - (mul - begin) % width
+            if end > begin:
+                yield f"channels({'T' if width == 1 else f'Vec<{width}>'}{{}}, {begin}, {end});"
+            begin, width = end, width // 2
+
+    def _edge_values(self, terms: PathTerms, body: PathBody) -> Iterator[str]:
+        """Scalars of an edge: ``m3_1`` from y and ``tm3_1`` from ty."""
+        for name in body.reads:
+            match = re.fullmatch(r"(t?)m\d+_(\d+)", name)
+            if match:
+                value = terms.values[int(match[2])]
+                total = " + ".join(f"T({c!r}) * edge.{match[1]}y[{component}]" for component, c in value.terms)
+                yield f"const T {name} = {total};"
+
+    def _channels(self, terms: list[PathTerms], bodies: list[PathBody]) -> Iterator[str]:
+        yield "using V = decltype(zero);"
+        sums = [name for body in bodies for name in body.accumulates if name.startswith("r")]
+        yield from (f"V {name} = zero;" for name in sums)
+        yield "for (int u = begin; u < end; u += lanes<V, T>) {"
+        pairs = list(zip(terms, bodies, strict=True))
+        for in1, run in itertools.groupby(pairs, key=lambda pair: pair[0].path.in1):
+            yield from indented(self._input_block(in1, list(run)))
+        yield "}"
+        if sums:
+            for term, body in pairs:
+                yield from self._add_out_y(term, body)
+
+    def _input_block(self, in1: int, pairs: list[tuple[PathTerms, PathBody]]) -> Iterator[str]:
+        """Consecutive paths of one block of x: its channels are loaded once, its gradient is written once."""
+        block = self.problem.in1[in1]
+        reads = {name for _, body in pairs for name in body.reads}
+        yield f"{{  // {block.text}"
+        for stem in ("x", "tx"):
+            yield from indented(
+                self._load(stem, name, block, m)
+                for m, name in enumerate(_components(stem, in1, block.dim))
+                if name in reads
+            )
+        gradients = _components("ox", in1, block.dim) if "x" in self.direction.live_outputs else []
+        yield from indented(self._start("out_x", gradients, block, fresh=self.plan.owner != "sender"))
+        for term, body in pairs:
+            yield from indented(self._path(term, body))
+        yield from indented(self._finish("out_x", gradients, block))
+        yield "}"
+
+    def _path(self, terms: PathTerms, body: PathBody) -> Iterator[str]:
+        path, problem = terms.path, self.problem
+        out = problem.out[path.out]
+        weights = f"weights {path.weight_offset}..{path.weight_offset + path.mul - 1}"
+        texts = f"{problem.in1[path.in1].text} x {problem.in2[path.in2].text} -> {out.text}"
+        yield f"{{  // path {path.index}: {texts}, {weights}"
+        for name in (f"w{path.index}", f"tw{path.index}"):
+            if name in body.reads:
+                row = f"edge.{name.rstrip('0123456789')} + {path.weight_offset} + u"
+                value = f"load<V>({row})" if problem.shared_weights else f"load_ahead<V>({row}, edge.ahead)"
+                yield f"{INDENT}const V {name} = {value};"
+        for stem in ("g", "tg"):
+            yield from indented(
+                self._load(stem, name, out, m)
+                for m, name in enumerate(_components(stem, path.out, out.dim))
+                if name in body.reads
+            )
+        sums = _components("og", path.out, out.dim) if "g" in self.direction.live_outputs else []
+        yield from indented(self._start("out_g", sums, out, fresh=self.spec.operation == "plain"))
+        weight = f"ow{path.index}"
+        if weight in body.accumulates:
+            start = f"load<V>(edge.out_w + {path.weight_offset} + u)" if problem.shared_weights else "zero"
+            yield f"{INDENT}V {weight} = {start};"
+        yield from indented(body.statements)
+        if weight in body.accumulates:
+            row = f"edge.out_w + {path.weight_offset} + u, {weight}"
+            yield f"{INDENT}store({row});" if problem.shared_weights else f"{INDENT}stream({row}, edge.past_caches);"
+        yield from indented(self._finish("out_g", sums, out))
+        yield "}"
+
+    def _load(self, buffer: str, name: str, block: Block, m: int) -> str:
+        return f"const V {name} = load<V>(edge.{buffer} + {block.offset + m * block.mul} + u);"
+
+    def _start(self, buffer: str, names: list[str], block: Block, *, fresh: bool) -> Iterator[str]:
+        """Define a block's accumulators; in ``fresh`` rows the edge's first path to write it starts from zero."""
+        first = fresh and bool(names) and names[0] not in self.started
+        self.started.update(names)
+        for m, name in enumerate(names):
+            start = "zero" if first else f"load<V>(edge.{buffer} + {block.offset + m * block.mul} + u)"
+            yield f"V {name} = {start};"
+
+    def _finish(self, buffer: str, names: list[str], block: Block) -> Iterator[str]:
+        for m, name in enumerate(names):
+            yield f"store(edge.{buffer} + {block.offset + m * block.mul} + u, {name});"
+
+    def _add_out_y(self, terms: PathTerms, body: PathBody) -> Iterator[str]:
+        """Add to dF/dy, by the transpose of the edge values: partial sums of a component, one lane a channel."""
+        totals: dict[int, list[str]] = {}
+        for number, value in enumerate(terms.values):
+            name = f"r{terms.path.index}_{number}"
+            if name in body.accumulates:
+                for component, c in value.terms:
+                    totals.setdefault(component, []).append(f"T({c!r}) * {name}")
+        for component, products in sorted(totals.items()):
+            yield f"add(edge.out_y + {component * self.block}, {' + '.join(products)});"
+
+
+def _host_entry() -> Iterator[str]:
+    yield from host_entry()
+    yield f"{INDENT}using Index = const Form::Index*;"
+    yield f"{INDENT}equitune::run<Form>({{"
+    for name in BUFFERS:
+        kind = "T*" if name.startswith("out_") else "const T*"
+        kind = {"sender": "Index", "receiver": "Index"}.get(name, kind)
+        kind = "const std::int32_t*" if name in ("spans", "perm") else kind
+        yield f"{INDENT * 2}static_cast<{kind}>({name}),"
+    yield f"{INDENT * 2}num_edges, num_in, num_out, threads}});"
+    yield "}"
