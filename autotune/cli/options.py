@@ -8,6 +8,7 @@ from __future__ import annotations
 import shlex
 import signal
 import sys
+import time
 from collections.abc import Mapping
 from pathlib import Path
 from types import FrameType
@@ -48,8 +49,14 @@ Trials = Annotated[
     int | None, typer.Option(help="Trials of each search. Trials of earlier runs count.", rich_help_panel=SEARCH)
 ]
 Peers = Annotated[
-    bool, typer.Option("--peers/--no-peers", help="Also time the peers (e3nn, ...).", rich_help_panel=OUTPUT)
+    str | None,
+    typer.Option(
+        help="Also time peers, whatever it takes: all, none, or names: e3nn,e3nn-compiled. Default, of a config's "
+        "workloads and of stale entries: those for which a third of the budget suffices.",
+        rich_help_panel=OUTPUT,
+    ),
 ]
+NoPeers = Annotated[bool, typer.Option("--no-peers", help="The same as --peers none.", rich_help_panel=OUTPUT)]
 Results = Annotated[
     Path | None, typer.Option(help="Folder of the tuned databases and raw trials.", rich_help_panel=OUTPUT)
 ]
@@ -130,6 +137,19 @@ def peers_named(text: str) -> tuple[str, ...] | None:
     if text == "all":
         return None
     return () if text == "none" else tuple(name.strip() for name in text.split(",") if name.strip())
+
+
+def peers_asked(text: str | None, no_peers: bool, usual: bool | None) -> bool | tuple[str, ...] | None:
+    """What ``tune`` takes as ``with_peers``; ``usual``: if neither option is given."""
+    if text is None or no_peers:
+        return False if no_peers else usual
+    names = peers_named(text)
+    return True if names is None else names or False
+
+
+def what_is_left(budget_s: float, begin: float) -> float:
+    """What the tuner may use of a command's budget: less what passed since ``begin``, and its table and pages."""
+    return max(1.0, budget_s - (time.monotonic() - begin) - PAGES_S)
 
 
 def positive(option: str, number: int | None) -> None:

@@ -83,25 +83,20 @@ def tune_config(
     ] = None,
     shared: Shared = False,
     storage: Storage = None,
-    peers: Annotated[
-        bool | None,
-        typer.Option(
-            "--peers/--no-peers",
-            help="Also time the peers (e3nn, ...). Default: where a third of the budget suffices.",
-            show_default=False,
-            rich_help_panel=options.OUTPUT,
-        ),
-    ] = None,
+    peers: options.Peers = None,
+    no_peers: options.NoPeers = False,
     results: options.Results = None,
     reports: options.Reports = None,
 ) -> None:
     """Tune the workloads of a config."""
     begin = time.monotonic()
+    from autotune.measure.worker import launch_server
     from autotune.workload.toml_tables import config_path
 
     seconds = checked(budget, trials, sampler, seed, patience)
     config_path(config)
     # Mistakes until here are answered without torch.
+    launch_server()
     from autotune.cli.show import show_command
     from autotune.report import summary_table
     from autotune.tune.run import tune, tune_together
@@ -112,9 +107,9 @@ def tune_config(
     facts = device_facts(chosen[0])
     loaded = load_config(config, facts.backend)
     if seconds is None and loaded.budget_s is not None:
-        loaded = dataclasses.replace(loaded, budget_s=what_is_left(loaded.budget_s, begin))
-    seconds = None if seconds is None else what_is_left(seconds, begin)
-    arguments = (seconds, trials, sampler, storage, seed, folder, peers, patience)
+        loaded = dataclasses.replace(loaded, budget_s=options.what_is_left(loaded.budget_s, begin))
+    seconds = None if seconds is None else options.what_is_left(seconds, begin)
+    arguments = (seconds, trials, sampler, storage, seed, folder, options.peers_asked(peers, no_peers, None), patience)
     with options.Interrupts() as interrupts:
         if shared or devices is not None:
             tune_together(loaded, chosen, *arguments)
@@ -141,7 +136,8 @@ def model(
     patience: Patience = None,
     shared: Shared = False,
     storage: Storage = None,
-    peers: options.Peers = False,
+    peers: options.Peers = None,
+    no_peers: options.NoPeers = False,
     results: options.Results = None,
     reports: options.Reports = None,
 ) -> None:
@@ -149,7 +145,8 @@ def model(
     begin = time.monotonic()
     seconds = checked(budget, trials, sampler, seed, patience)
     search: dict[str, Any] = {"trials": trials, "sampler": sampler, "storage": storage, "seed": seed}
-    search |= {"patience": patience, "with_peers": peers, "tuners": 1 if shared else None}
+    search |= {"patience": patience, "tuners": 1 if shared else None}
+    search |= {"with_peers": options.peers_asked(peers, no_peers, False)}
     from autotune.tune.model import DEFAULT_BUDGET_S, tune_passes
     from autotune.tune.model_passes import open_named
 
@@ -162,7 +159,7 @@ def model(
         print(
             f"in {opened.dtype}, {'as given' if dtype else f'as in the file; for another: --dtype {other}'}", flush=True
         )
-    left = what_is_left(seconds or DEFAULT_BUDGET_S, begin)
+    left = options.what_is_left(seconds or DEFAULT_BUDGET_S, begin)
     of_model: dict[str, Any] = {"name": opened.name, "graph": opened.graph, "on_found": _say_what_is_left}
 
     def tuned(stopped: Callable[[], bool]) -> ModelTuning:
@@ -181,7 +178,8 @@ def misses(
     patience: Patience = None,
     shared: Shared = False,
     storage: Storage = None,
-    peers: options.Peers = False,
+    peers: options.Peers = None,
+    no_peers: options.NoPeers = False,
     results: options.Results = None,
     reports: options.Reports = None,
 ) -> None:
@@ -189,11 +187,12 @@ def misses(
     begin = time.monotonic()
     seconds = checked(budget, trials, sampler, seed, patience)
     search: dict[str, Any] = {"trials": trials, "sampler": sampler, "storage": storage, "seed": seed}
-    search |= {"patience": patience, "with_peers": peers, "tuners": 1 if shared else None}
+    search |= {"patience": patience, "tuners": 1 if shared else None}
+    search |= {"with_peers": options.peers_asked(peers, no_peers, False)}
     from autotune.tune.model import DEFAULT_BUDGET_S, tune_misses
 
     on, folder = options.resolve_device(device), options.results_folder(results)
-    limit_s = what_is_left(seconds or DEFAULT_BUDGET_S, begin)
+    limit_s = options.what_is_left(seconds or DEFAULT_BUDGET_S, begin)
     _conclude(lambda _: tune_misses(on, limit_s, search, folder, on_found=_say_what_is_left), on, folder, reports)
 
 
@@ -209,11 +208,6 @@ def checked(
     options.positive("--patience", patience)
     check_seed(seed)
     return seconds
-
-
-def what_is_left(budget_s: float, begin: float) -> float:
-    """What the tuner may use of a command's budget: less what passed since ``begin``, and its table and pages."""
-    return max(1.0, budget_s - (time.monotonic() - begin) - options.PAGES_S)
 
 
 def _conclude(

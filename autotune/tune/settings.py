@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -46,7 +46,7 @@ class Settings:
     seed: int
     results_dir: Path
     # None: those for which a third of the budget suffices.
-    with_peers: bool | None
+    with_peers: bool | Collection[str] | None
     patience: int | None = None
     # For workloads with their own number in the config.
     workload_trials: Mapping[Workload, int] = field(default_factory=dict)
@@ -68,7 +68,7 @@ def resolve(
     storage: str | optuna.storages.BaseStorage | None,
     seed: int,
     results_dir: str | Path | None,
-    with_peers: bool | None,
+    with_peers: bool | Collection[str] | None,
     patience: int | None = None,
     tuners: int | None = None,
 ) -> tuple[Settings, tuple[Workload, ...]]:
@@ -83,6 +83,10 @@ def resolve(
     device = device or ("cuda" if torch.cuda.is_available() else "cpu")
     facts = device_facts(device)
     loaded = config if isinstance(config, TuneConfig) else load_config(config, facts.backend)
+    if isinstance(with_peers, Collection):
+        from autotune.compare.peers import chosen_peers
+
+        with_peers = chosen_peers(with_peers, device)
     trials_given = trials is not None
     trials = trials if trials_given else loaded.trials
     budget = loaded.budget_s if budget is None else budget

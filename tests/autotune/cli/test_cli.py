@@ -152,6 +152,7 @@ def test_module_and_mistake_in_a_process_of_its_own() -> None:
         (("bench", "again", "yesterday"), "is no date; expected one such as 2026-11-26"),
         (("bench", "quick", "--export-json", "no/such/folder/x.json"), "--export-json no/such/folder/x.json: expected"),
         (("bench", "quick", "--device", "cpu", "--peers", "e3n"), "unknown peer 'e3n'; did you mean 'e3nn'?"),
+        (("tune", "quick", "--device", "cpu", "--peers", "e3n"), "unknown peer 'e3n'; did you mean 'e3nn'?"),
         (("bench", "radial", "--device", "cpu"), 'accelerate(model, edge_weights="streamed")'),
         (("bench", "quick", "--seconds", "-1"), "--seconds is -1.0"),
         (("show", "uvu|1x0e|1x0e"), "is not a problem key"),
