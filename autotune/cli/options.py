@@ -5,6 +5,7 @@ An invalid value raises a typed error that names its option.
 
 from __future__ import annotations
 
+import os
 import shlex
 import signal
 import sys
@@ -186,6 +187,15 @@ def write_pages(results: Path, reports: Path | None, only: str | None) -> bool:
     if not pages:
         print(f"no results in {results}; run `{typed('tune')}` first")
     return bool(pages)
+
+
+def open_in_browser(page: Path) -> None:
+    """Open a page in a graphical browser, if there is one, and print its path."""
+    import webbrowser
+
+    if sys.platform != "linux" or os.environ.get("DISPLAY") or os.environ.get("WAYLAND_DISPLAY"):
+        webbrowser.open(page.resolve().as_uri())
+    print(f"watch: {page}", flush=True)
 
 
 def write_comparison_page(before: Path, after: Path, results: Path, reports: Path | None) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import time
 from collections.abc import Callable
+from contextlib import ExitStack
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -12,6 +13,7 @@ import typer
 
 from autotune.cli import options
 from autotune.cli.options import Group
+from autotune.errors import ConfigError
 from autotune.extras import typed
 
 if TYPE_CHECKING:
@@ -85,6 +87,9 @@ def tune_config(
     storage: Storage = None,
     peers: options.Peers = None,
     no_peers: options.NoPeers = False,
+    watch: Annotated[
+        bool, typer.Option("--watch", help="Open the page in a browser while it grows.", rich_help_panel=options.OUTPUT)
+    ] = False,
     results: options.Results = None,
     reports: options.Reports = None,
 ) -> None:
@@ -95,10 +100,13 @@ def tune_config(
 
     seconds = checked(budget, trials, sampler, seed, patience)
     config_path(config)
+    if watch and (shared or devices is not None):
+        raise ConfigError("--watch shows one tuner; leave out --shared and --devices, or --watch")
     # Mistakes until here are answered without torch.
     launch_server()
     from autotune.cli.show import show_command
-    from autotune.report import summary_table
+    from autotune.paths import reports_dir
+    from autotune.report import LivePage, summary_table
     from autotune.tune.run import tune, tune_together
     from autotune.workload.config import load_config
     from kernelgen.device import device_facts
@@ -110,9 +118,13 @@ def tune_config(
         loaded = dataclasses.replace(loaded, budget_s=options.what_is_left(loaded.budget_s, begin))
     seconds = None if seconds is None else options.what_is_left(seconds, begin)
     arguments = (seconds, trials, sampler, storage, seed, folder, options.peers_asked(peers, no_peers, None), patience)
-    with options.Interrupts() as interrupts:
+    with ExitStack() as stack, options.Interrupts() as interrupts:
         if shared or devices is not None:
             tune_together(loaded, chosen, *arguments)
+        elif watch:
+            live = stack.enter_context(LivePage(folder, reports or reports_dir(folder), facts.slug))
+            options.open_in_browser(live.path)
+            tune(loaded, chosen[0], *arguments, watch=live.show)
         else:
             tune(loaded, chosen[0], *arguments)
     print(summary_table(folder, facts.slug))

@@ -45,7 +45,7 @@ from autotune.search.starting_points import (
 )
 from autotune.search.study import Study, study_name
 from autotune.tune.publish import ENOUGH_TRIALS, GOOD_TRIALS, gained, publish, why_unfinished
-from autotune.tune.settings import Progress, Settings, resolve
+from autotune.tune.settings import Progress, Settings, Watch, resolve
 from autotune.workload.config import TuneConfig
 from autotune.workload.kinds.base import Problem
 from autotune.workload.toml_tables import parse_duration
@@ -75,6 +75,7 @@ def tune(
     tuners: int | None = None,
     tuner: str = "",
     fewest_trials: int | None = None,
+    watch: Watch | None = None,
 ) -> list[Entry]:
     """Tune every workload and direction of a config, problem by problem; returns the published entries.
 
@@ -88,7 +89,7 @@ def tune(
     trials in a row without a gain of 1%; by default ``PATIENCE`` of the backend.
     fewest_trials: search each direction by at least as many trials, the first workload's also if the budget ends
     before. By default one trial of its first direction is made in any case. Directions and workloads for which the
-    budget is too short are left to a later run.
+    budget is too short are left to a later run. watch: is told between measurements what happens.
     """
     settings, workloads = resolve(
         config, device, budget, trials, sampler, storage, seed, results_dir, with_peers, patience, tuners
@@ -96,7 +97,7 @@ def tune(
     path = database_path(settings.results_dir, settings.facts.slug)
     record = device_record(settings.facts, driver_version(settings.facts))
     entries: list[Entry] = []
-    with Progress(console, tuner) as progress, WorkerPairs(settings.device) as pairs:
+    with Progress(console, tuner, watch) as progress, WorkerPairs(settings.device) as pairs:
         time_budget = TimeBudget(settings.budget_s, len(workloads))
         progress.end = None if settings.budget_s is None else time_budget.begin + settings.budget_s
         problems = list(dict.fromkeys(workload.problem for workload in workloads))
@@ -111,6 +112,8 @@ def tune(
             job = jobs.popleft()
             published, interrupted = job.run(path, record, time_budget)
             entries += published
+            if published:
+                progress.published()
             if job.left and not job.looks_again:
                 job.looks_again = True
                 jobs.append(job)

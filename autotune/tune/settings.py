@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import math
 import os
 import time
-from collections.abc import Collection, Mapping
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -106,6 +107,10 @@ def resolve(
 # Progress of a run: a bar on a terminal, a line every ten seconds elsewhere.
 
 LINE_EVERY_S = 10.0
+WATCH_EVERY_S = 5.0
+# Is told the lines so far, the last of them what is running now, and whether something was published. Nothing is
+# measured meanwhile.
+Watch = Callable[[Sequence[str], bool], None]
 
 
 def status_text(study: Study) -> str:
@@ -117,10 +122,11 @@ def status_text(study: Study) -> str:
 class Progress:
     """What is running, the best so far, and the time left of the run; use as a context manager.
 
-    tuner: name to print, among several tuners. end: of the run, in ``time.monotonic()``, if it has a budget.
+    tuner: name to print, among several tuners. watch: is told the same every few seconds. end: of the run, in
+    ``time.monotonic()``, if it has a budget.
     """
 
-    def __init__(self, console: Console | None = None, tuner: str = "") -> None:
+    def __init__(self, console: Console | None = None, tuner: str = "", watch: Watch | None = None) -> None:
         from rich import progress
         from rich.console import Console
 
@@ -138,6 +144,7 @@ class Progress:
         self._trials: int | None = None
         self._search_end: float | None = None
         self._title, self._begin, self._last_line = "starting", time.monotonic(), time.monotonic()
+        self._watch, self._watched, self._notes = watch, -math.inf, list[str]()
 
     def __enter__(self) -> Progress:
         self._bar.start()
@@ -166,8 +173,17 @@ class Progress:
         self._bar.update(
             self._task, description=self._title, completed=fraction, count=count, status=", ".join(status + left)
         )
+        line = f"{self._title}: {', '.join(filter(None, [count, *status, *left]))}"
+        if self._watch is not None and now - self._watched >= WATCH_EVERY_S:
+            self._watch([*self._notes, line], False)
+            self._watched = now
         if not self.console.is_terminal and now - self._last_line >= LINE_EVERY_S:
-            self.note(f"{self._title}: {', '.join(filter(None, [count, *status, *left]))}")
+            self._print(line)
+
+    def published(self) -> None:
+        """Say to who watches that there are new entries."""
+        if self._watch is not None:
+            self._watch(self._notes, True)
 
     def stop(self) -> None:
         """Print the final line of a search."""
@@ -176,6 +192,10 @@ class Progress:
 
     def note(self, text: str) -> None:
         """Print one line of plain text."""
+        self._notes.append(text)
+        self._print(text)
+
+    def _print(self, text: str) -> None:
         self.console.print(f"{self._prefix}{text}", markup=False, highlight=False, soft_wrap=True)
         self._last_line = time.monotonic()
 
