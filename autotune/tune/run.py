@@ -260,7 +260,7 @@ class _Job:
                         compilers.compile(*first_schedules(workload, following, self.settings))
                 begin, before = time.monotonic(), len(study.finished)
                 in_any_case = self.comes_first and (self.fewest_trials or not index)
-                latest = None if in_any_case else self._before_comparing(self.progress.end, self.progress.end)
+                latest = None if in_any_case else self._before_comparing(self.progress.end, another=True)
                 fewest = self.fewest_trials or 1
                 how = (self.settings, deadline, self.progress, fewest, latest)
                 ended = search_direction(study, worker, workload, direction, *how)
@@ -277,16 +277,20 @@ class _Job:
             return True
         return False
 
-    def _before_comparing(self, end: float | None, last: float | None = None) -> float | None:
-        """``end`` of a search, earlier if what was tried could else not be compared until ``last`` with the defaults.
+    def _before_comparing(self, end: float | None, another: bool = False) -> float | None:
+        """``end`` of a search, earlier if what was tried could else not be compared in time with the defaults.
 
-        last: by default the end of the workload's comparison.
+        another: the latest that another direction may begin, before ``end`` of the whole run; its first trial takes as
+        long as any before.
         """
-        last = self.end if last is None else last
-        if end is None or last is None:
+        if end is None or self.end is None:
             return end
-        first = [next(iter(study.finished.values()), {}) for study in self.studies.values()]
-        return min(end, last - COMPARED * sum(line.get("measure_s", 0.0) for line in first))
+        lines = [next(iter(study.finished.values()), {}) for study in self.studies.values()]
+        first = [line.get("measure_s", 0.0) for line in lines]
+        if another:
+            longest = max(first, default=0.0)
+            return end - longest - COMPARED * (sum(first) + longest)
+        return min(end, self.end - COMPARED * sum(first))
 
     def _is_finished(self, study: Study) -> str:
         """Why a search would end at once, as ``search`` says it; empty if it would not."""
