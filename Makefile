@@ -95,5 +95,7 @@ $(STAMP): pyproject.toml constraints.txt setup.py
 	    $(PIP) --no-build-isolation --editable '.[peers-gpu]' || \
 	        echo "note: cuEquivariance's GPU kernels could not be installed; its column will say so"
 	fi
+	# The first start would compile all that it imports to bytecode, twice at once, within its budget.
+	$(BIN)/python -c "import optuna.storages, torch._dynamo, autotune.report, autotune.tune.run, autotune.measure.timing"
 	rm -f "$(VENV)"/.ready-*
 	touch $@

@@ -53,7 +53,7 @@ from autotune.compare.precompile import (
 from autotune.database.lookup import Finder
 from autotune.database.maintenance import hash_of_text, now_text, software_versions, source_text
 from autotune.database.store import Database, database_path, writable_results_dir
-from autotune.errors import ConfigError, WorkerError, unknown_name
+from autotune.errors import ConfigError, WorkerError
 from autotune.measure.kinds import measured_kind, new_graph, order_ms, space_of
 from autotune.measure.timing import require_energy
 from autotune.measure.worker import START_LIMIT_S, Worker, on_each
@@ -108,6 +108,8 @@ def bench(
     begin = time.monotonic() if begin is None else begin
     from rich.console import Console
 
+    from autotune.compare.peers import chosen_peers
+
     device = device or next(iter(devices), "cuda" if torch.cuda.is_available() else "cpu")
     facts = device_facts(device)
     if others := sorted({other.name for other in map(device_facts, devices)} - {facts.name}):
@@ -117,7 +119,7 @@ def bench(
     folder = Path(results_dir) if results_dir is not None else writable_results_dir()
     console = console or Console(stderr=True)
     span = begin, None if budget is None else begin + budget
-    run = _Run(device, facts, folder, _chosen_peers(peers, device), seconds_each, console, verbose, span, energy=energy)
+    run = _Run(device, facts, folder, chosen_peers(peers, device), seconds_each, console, verbose, span, energy=energy)
     if isinstance(config, datetime):
         plans, fresh = plans_again(config, facts, folder, run.say), True
     else:
@@ -127,14 +129,6 @@ def bench(
     for line in [*table_lines(rows), *summary_lines(rows)]:
         run.say(line)
     return rows
-
-
-def _chosen_peers(names: Sequence[str] | None, device: str) -> tuple[str, ...]:
-    known = peer_names(device)
-    for name in names or ():
-        if name not in known:
-            raise ConfigError(unknown_name("peer", name, known))
-    return known if names is None else tuple(name for name in known if name in names)
 
 
 @dataclass

@@ -33,7 +33,7 @@ from autotune.bench.rows import OURS
 from autotune.bench.session import text_of
 from autotune.certification import checks
 from autotune.certification import observations as asked
-from autotune.certification.checks import CHECKS, FAIL, PASS, REFUSED, Case, Check, Figure
+from autotune.certification.checks import CHECKS, CUT, FAIL, PASS, REFUSED, Case, Check, Figure
 from autotune.certification.observations import Answers, Questions, Values
 from autotune.certification.structures import as_record, draw, smallest
 from autotune.certification.table import table_of
@@ -44,6 +44,7 @@ from autotune.measure.worker import Worker
 from autotune.models.package import dtype_of
 from autotune.models.whole_model import DTYPES, WholeModel, open_made, open_model
 from autotune.text import CAPTURED
+from autotune.workload.toml_tables import parse_duration
 from kernelgen.device import device_facts
 from kernelgen.errors import EquituneError, InputError
 from kernelgen.version import GENERATOR_VERSION, __version__
@@ -58,6 +59,9 @@ _SHORT = {"captured": CAPTURED}
 _LIMIT_S = 900.0
 # A path that ended its process this often is asked nothing more.
 _LOSSES = 3
+# Most of a budget for the values of stock in float64, so that one path can be asked as much; the rest is not asked.
+_EXACT_SHARE = 0.4
+_NO_TIME = "the budget was over"
 Record = dict[str, Any]
 # A path of a user's own: the model by it, from a stock one that it may change.
 BuildPath = Callable[[WholeModel], WholeModel]
@@ -231,18 +235,19 @@ class Certificate:
 
     ``model``, ``device``, ``software``, ``seed``, ``asked`` and others say what was certified, where. ``structures``
     are complete, by name; ``left_out`` says why stock does not compute others. Each of ``paths`` has a ``verdict``
-    (pass, fail or refused), a ``reason``, ``refused`` and ``failed`` (structures without values, and why), ``seconds``,
-    ``differences`` from the reference (the largest ``energy`` in eV/atom and ``forces`` in eV/Å), ``checks``: by name
-    the ``value`` that is closest to its ``limit``, ``stock``'s own figure, ``mev_per_atom``, the ``structure``, and of
-    a failure ``failed_on``; the first that fails has the ``smallest`` structure that shows it. None stands for what is
-    not finite.
+    (pass, fail, refused, or cut: a budget ended before it was asked all), a ``reason``, ``refused`` and ``failed``
+    (structures without values, and why), ``not_asked`` (for want of time), ``seconds``, ``differences`` from the
+    reference (the largest ``energy`` in eV/atom and ``forces`` in eV/Å), ``checks``: by name the ``value`` that is
+    closest to its ``limit``, ``stock``'s own figure, ``mev_per_atom``, the ``structure``, and of a failure
+    ``failed_on``; the first that fails has the ``smallest`` structure that shows it. None stands for what is not
+    finite.
     """
 
     record: Record
 
     @property
     def passed(self) -> bool:
-        """Whether a path besides stock passed, and none failed; refused paths do not count."""
+        """Whether a path besides stock passed, and none failed; paths that are refused or cut do not count."""
         verdicts = [path["verdict"] for path in self.record["paths"]]
         besides_stock = [path["verdict"] for path in self.record["paths"] if path["path"] != STOCK]
         return FAIL not in verdicts and PASS in besides_stock
@@ -274,6 +279,7 @@ def certify(
     device: str = "cpu",
     seed: int = 0,
     effort: str = "normal",
+    budget: float | str | None = None,
     on_path: Callable[[Certificate], None] | None = None,
 ) -> Certificate:
     """Measure each path of a model against the package's own model in float64.
@@ -285,6 +291,8 @@ def certify(
     All known ones if none is named. Named models are opened in a process for each path, objects and functions in this.
     dtypes: precisions of the paths. device: cpu, cuda or cuda:N; unlike the command, a GPU is not taken unasked.
     seed: of structures, rotations and displacements. effort: quick, normal or thorough.
+    budget: seconds, or a text such as ``"10m"``, for all of it. What is cheapest and tells most comes first; what it
+    does not suffice for is in ``not_asked`` of the record and of its path, which is cut and has not passed.
     on_path: called with the growing certificate after each path.
 
     Nothing is written: ``certificate.save`` writes the record, ``autotune.report.write_certificate`` the page.
@@ -299,14 +307,16 @@ def certify(
     if effort not in EFFORTS:
         raise ConfigError(unknown_name("effort", effort, EFFORTS))
     given = structures if structures is None or isinstance(structures, Mapping) else _named(structures)
-    run = _Run(_subject(model, device, own), tuple(dtypes), seed, EFFORTS[effort])
+    seconds = None if budget is None else parse_duration(budget)
+    run = _Run(_subject(model, device, own), tuple(dtypes), seed, EFFORTS[effort], seconds)
     try:
         run.begin(given, [_SHORT.get(name, name) for name in paths], effort)
         certificate = Certificate(run.record)
-        todo = [(path, dtype) for path in (STOCK, *run.paths) for dtype in run.dtypes]
+        todo = run.order()
         for place, (path, dtype) in enumerate(todo):
             for after in todo[place + 1 : place + 2]:
-                run.prepare(*after)
+                if not run.is_late(run.opened_s):
+                    run.prepare(*after)
             run.measure(path, dtype)
             if on_path is not None:
                 on_path(certificate)
@@ -327,6 +337,11 @@ class _Run:
     dtypes: tuple[str, ...]
     seed: int
     effort: Effort
+    seconds: float | None = None
+    begun: float = field(default_factory=lambda: time.monotonic())
+    # What it took to open stock; by dtype, what stock was not asked for want of time.
+    opened_s: float = 0.0
+    unasked: dict[str, dict[str, str]] = field(default_factory=dict)
     record: Record = field(default_factory=dict)
     paths: tuple[str, ...] = ()
     structures: dict[str, Atoms] = field(default_factory=dict)
@@ -340,6 +355,7 @@ class _Run:
     def begin(self, given: Mapping[str, Atoms] | None, paths: Sequence[str], effort: str) -> None:
         """Open the reference, choose paths and structures, and see which of them stock computes."""
         opened = self._ask(STOCK, self.reference_dtype, PathSession.opened)
+        self.opened_s = time.monotonic() - self.begun
         if "error" in opened:
             # Files of NequIP keep their dtype.
             in_single = self._ask(STOCK, "float32", PathSession.opened)
@@ -350,8 +366,15 @@ class _Run:
         self.is_drawn = given is None
         self.structures = dict(given or draw(opened["species"], opened["cutoff"], self.seed))
         self.record |= _provenance(self.subject, opened, self.seed, effort, self.reference_dtype)
+        if self.seconds is not None:
+            self.record |= {"budget_s": self.seconds, "not_asked": {}}
+            self.structures = dict(sorted(self.structures.items(), key=lambda item: len(item[1])))
         left_out: Record = {}
         for name in list(self.structures):
+            if self.exact and self.left(_EXACT_SHARE) <= 0:
+                self.record["not_asked"][name] = _NO_TIME
+                del self.structures[name]
+                continue
             try:
                 self._add_exact(name)
             except (InputError, WorkerError) as error:
@@ -374,7 +397,10 @@ class _Run:
         # Once more is enough to see whether it repeats itself.
         questions = replace(self.questions(name, self.reference_dtype), repeats=_FEW_REPEATS)
         rest = tuple(part for part in questions.parts if part != asked.GIVEN)
-        found = self._ask(STOCK, self.reference_dtype, PathSession.answer, replace(questions, parts=rest))
+        questions = replace(questions, parts=rest, seconds=self.left(_EXACT_SHARE))
+        found = self._ask(STOCK, self.reference_dtype, PathSession.answer, questions)
+        if found.not_asked:
+            self.record["not_asked"] |= {f"{name}, {part}": _NO_TIME for part in found.not_asked}
         self.exact[name] = replace(found, values=first.values | found.values)
 
     def questions(self, name: str, dtype: str, atoms: Atoms | None = None) -> Questions:
@@ -392,7 +418,21 @@ class _Run:
         )
         if len(atoms) > effort.large:
             made = replace(made, parts=_OF_LARGE)
-        return replace(made, timestep_fs=self.timesteps.get(name, 1.0))
+        return replace(made, timestep_fs=self.timesteps.get(name, 1.0), seconds=self.left())
+
+    def left(self, share: float = 1.0) -> float:
+        """Seconds that are left of a share of the budget; infinite without one."""
+        return math.inf if self.seconds is None else share * self.seconds - (time.monotonic() - self.begun)
+
+    def is_late(self, needed_s: float = 0.0) -> bool:
+        return self.left() <= needed_s
+
+    def order(self) -> list[tuple[str, str]]:
+        """Paths and precisions. Within a budget the first path comes before stock in another precision."""
+        if self.seconds is None:
+            return [(path, dtype) for path in (STOCK, *self.paths) for dtype in self.dtypes]
+        first = [(path, dtype) for dtype in self.dtypes for path in (STOCK, *self.paths[:1])]
+        return first + [(path, dtype) for path in self.paths[1:] for dtype in self.dtypes]
 
     def _ask(self, path: str, dtype: str, method: Callable[..., Any], *given: Any) -> Any:
         asker = self.askers.setdefault((path, dtype), self.subject.asker(path, dtype))
@@ -416,6 +456,11 @@ class _Run:
         began = time.monotonic()
         row: Record = {"path": path, "dtype": dtype, "verdict": REFUSED, "reason": "", "note": "", "checks": {}}
         self.record["paths"].append(row)
+        if self.is_late(0.0 if (path, dtype) in self.askers else self.opened_s):
+            row |= {"verdict": CUT, "reason": f"not asked: {_NO_TIME}", "seconds": 0.0}
+            if path == STOCK:
+                self.unasked[dtype] = dict.fromkeys(self.structures, _NO_TIME)
+            return
         try:
             opened = self._ask(path, dtype, PathSession.opened)
         except WorkerError as error:
@@ -435,17 +480,24 @@ class _Run:
         cases: dict[str, Case] = {}
         refused: dict[str, str] = {}
         failed: dict[str, str] = {}
+        # What stock in this precision was not asked has no limit.
+        not_asked = self.unasked.setdefault(dtype, {}) if path == STOCK else dict(self.unasked.get(dtype, {}))
         losses = 0
         for name in self.structures:
             questions = self.questions(name, dtype)
+            parts = tuple(part for part in questions.parts if f"{name}, {part}" not in not_asked)
             if losses >= _LOSSES:
                 failed[name] = "not asked: the path ended its process before"
                 continue
+            is_reference = (path, dtype) == (STOCK, self.reference_dtype)
+            if name in not_asked or (self.is_late() and not is_reference):
+                not_asked[name] = _NO_TIME
+                continue
             try:
-                if (path, dtype) == (STOCK, self.reference_dtype):
+                if is_reference:
                     found = self.exact[name]
                 else:
-                    found = self._ask(path, dtype, PathSession.answer, questions)
+                    found = self._ask(path, dtype, PathSession.answer, replace(questions, parts=parts))
             except WorkerError as error:
                 losses += 1
                 failed[name] = str(error)
@@ -454,9 +506,10 @@ class _Run:
                 (refused if found.refused else failed)[name] = found.errors[asked.GIVEN]
                 continue
             cases[name] = Case(questions, found, self.exact[name])
+            not_asked |= {f"{name}, {part}": _NO_TIME for part in found.not_asked}
             wrong = {part: text for part, text in found.errors.items() if part not in self.exact[name].errors}
             failed |= {f"{name}, {part}": text for part, text in wrong.items()}
-        row |= {"refused": refused, "failed": failed}
+        row |= {"refused": refused, "failed": failed} | ({} if self.seconds is None else {"not_asked": not_asked})
         return cases
 
     def _judge(self, path: str, dtype: str, cases: Mapping[str, Case], row: Record) -> None:
@@ -500,6 +553,8 @@ class _Run:
             first = next((check for check in CHECKS if check.name in failures), None)
             if first is not None:
                 row["checks"][first.name]["smallest"] = self._smallest(path, dtype, first, failures[first.name])
+        elif row.get("not_asked") or self.record.get("not_asked"):
+            row |= {"verdict": CUT, "reason": f"what was asked passed; {_NO_TIME}"}
         elif row["checks"]:
             row["verdict"] = PASS
         else:
@@ -530,6 +585,9 @@ class _Run:
         names = [name for name in names if len(self.structures[name]) <= self.effort.large]
         if len(names) < 2:
             return {}
+        if self.is_late():
+            row["not_asked"]["a batch"] = _NO_TIME
+            return {}
         structures = [self.structures[name] for name in names]
         found = self._batch_answer(path, dtype, structures)
         if isinstance(found, str):
@@ -553,7 +611,7 @@ class _Run:
 
         def fails(atoms: Atoms) -> bool:
             try:
-                return self._fails_on(path, dtype, check, name, atoms)
+                return not self.is_late() and self._fails_on(path, dtype, check, name, atoms)
             except (WorkerError, EquituneError):
                 return False
 

@@ -20,7 +20,7 @@ import numpy as np
 from autotune.certification import observations as asked
 from autotune.certification.observations import Answers, Questions, Values
 
-PASS, FAIL, REFUSED = "pass", "fail", "refused"
+PASS, FAIL, REFUSED, CUT = "pass", "fail", "refused", "cut"
 FLOOR = {"float32": 2e-6, "float64": 1e-10}
 FACTOR = 8.0
 # A quantity is of this size at least: an isolated atom has a small energy, whose parts are as large as any.

@@ -7,6 +7,8 @@ answered before a path crashed is kept.
 from __future__ import annotations
 
 import functools
+import math
+import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -38,7 +40,8 @@ class Questions:
 
     rotation [3, 3], without reflection; permutation [atoms]; directions [number, atoms, 3], along which atoms are
     displaced by ``step`` and its opposite; moved [atoms, 3]: displacements that give another graph. repeats: how often
-    the same is computed. dynamics: steps of a simulation at constant energy, of ``timestep_fs`` each.
+    the same is computed. dynamics: steps of a simulation at constant energy, of ``timestep_fs`` each. seconds: no part
+    but the first is begun that would take longer.
     """
 
     atoms: Atoms
@@ -52,6 +55,7 @@ class Questions:
     dynamics: int
     timestep_fs: float
     parts: tuple[str, ...] = PARTS
+    seconds: float = math.inf
 
 
 @dataclass
@@ -59,7 +63,8 @@ class Answers:
     """values: by part, as many as were asked for. step: by which atoms were displaced, in angstrom.
 
     total: energies of the simulation [steps + 1], kinetic included.
-    errors: why a part has no values; refused: whether the path itself said that it does not compute this.
+    errors: why a part has no values; refused: whether the path itself said that it does not compute this. not_asked:
+    parts for which the time was too short.
     """
 
     step: float
@@ -67,6 +72,7 @@ class Answers:
     total: np.ndarray | None = None
     errors: dict[str, str] = field(default_factory=dict)
     refused: bool = False
+    not_asked: tuple[str, ...] = ()
 
     def of(self, part: str) -> Values:
         """The only values of a part."""
@@ -93,19 +99,30 @@ def questions_about(atoms: Atoms, dtype: str, seed: int, *, directions: int, rep
 
 def answer(model: WholeModel, questions: Questions) -> Answers:
     """All values; a part that fails has its error instead, and the others are asked all the same."""
-    found = Answers(questions.step)
+    found, begin, each_s = Answers(questions.step), time.monotonic(), 0.0
+
+    def is_late(part: str, evaluations: int) -> bool:
+        late = part != GIVEN and time.monotonic() - begin + evaluations * each_s > questions.seconds
+        found.not_asked += (part,) if late else ()
+        return late
+
     asked: dict[str, Callable[[], Sequence[Values]]] = {
         part: functools.partial(_values_of_part, model, questions, part) for part in questions.parts if part != DYNAMICS
     }
     for part, ask in asked.items():
+        structures, count = _structures_of(questions, part)
+        if is_late(part, count * len(structures)):
+            continue
+        began = time.monotonic()
         try:
             found.values[part] = list(ask())
+            each_s = (time.monotonic() - began) / max(1, count * len(structures))
         except Exception as error:  # whatever a path raises is an answer too
             found.errors[part] = text_of(error)
             if part == GIVEN:
                 found.refused = isinstance(error, EquituneError)
                 return found
-    if DYNAMICS in questions.parts and questions.dynamics:
+    if DYNAMICS in questions.parts and questions.dynamics and not is_late(DYNAMICS, questions.dynamics):
         try:
             found.total = total_energies(model, questions)
         except Exception as error:

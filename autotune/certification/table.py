@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from autotune.bench.contenders import STOCK
-from autotune.certification.checks import FAIL, REFUSED
+from autotune.certification.checks import CUT, FAIL, REFUSED
 from autotune.text import MISSING, counted
 
 
@@ -46,6 +46,8 @@ def table_of(record: Mapping[str, Any]) -> str:
     notes = {(row["path"], row["note"]) for row in record["paths"] if row["path"] == STOCK and row["note"]}
     lines += [f"{path}: {note}" for path, note in sorted(notes)]
     lines += [f"left out: {name}: {reason}" for name, reason in record["left_out"].items()]
+    if unasked := record.get("not_asked"):
+        lines.append(f"no path was asked about {', '.join(unasked)}: {next(iter(unasked.values()))}")
     return "\n".join(lines).strip("\n")
 
 
@@ -72,9 +74,14 @@ def difference_texts(row: Mapping[str, Any]) -> tuple[str, str]:
 def without_values(row: Mapping[str, Any]) -> list[str]:
     """What a path does not compute, and why: all, or some structures."""
     if "failed" not in row:
-        return [f"{'is refused' if row['verdict'] == REFUSED else 'cannot be opened'}: {row['reason']}"]
+        return [f"{ {REFUSED: 'is refused', CUT: 'is cut'}.get(row['verdict'], 'cannot be opened') }: {row['reason']}"]
     named: dict[tuple[str, str], list[str]] = {}
-    for verb, structures in (("refuses", row["refused"]), ("fails on", row["failed"])):
+    lacking = (
+        ("refuses", row["refused"]),
+        ("fails on", row["failed"]),
+        ("was not asked about", row.get("not_asked", {})),
+    )
+    for verb, structures in lacking:
         for name, said in structures.items():
             named.setdefault((verb, said), []).append(name)
     return [f"{verb} {', '.join(names)}: {said[:300]}" for (verb, said), names in named.items()]

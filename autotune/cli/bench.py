@@ -19,6 +19,7 @@ from autotune.cli.options import (
     PAGES_S,
     Device,
     Group,
+    NoPeers,
     Reports,
     Results,
     budget_seconds,
@@ -62,7 +63,6 @@ Devices = Annotated[
     str | None, typer.Option(help="Split the problems over several devices: all, 0,1 or cpu,cpu (to try it).")
 ]
 PeerNames = Annotated[str, typer.Option(help="all, none, or names: e3nn,cuequivariance.", rich_help_panel=MEASURING)]
-NoPeers = Annotated[bool, typer.Option("--no-peers", help="The same as --peers none.", rich_help_panel=MEASURING)]
 Budget = Annotated[
     str | None,
     typer.Option(

@@ -10,6 +10,7 @@ from __future__ import annotations
 import itertools
 import json
 import sys
+import time
 import warnings
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -178,12 +179,20 @@ def certify(
     quick: Annotated[bool, typer.Option("--quick", help="3 runs and 6 steps in place of 10 and 20.")] = False,
     thorough: Annotated[bool, typer.Option("--thorough", help="500 steps, 8 directions in place of 2.")] = False,
     seed: Annotated[int, typer.Option(help="Of the structures, rotations and displacements.")] = 0,
+    budget: Annotated[
+        str | None,
+        typer.Option(
+            help="Time limit of the whole run, with units: 90s, 10m. Paths that it ends before are cut, not passed."
+        ),
+    ] = None,
     results: CertificateFolder = None,
     reports: CertificatePages = None,
 ) -> None:
     """Compare each path of a model with stock in float64, on drawn structures or yours; exit code 1 if one differs."""
+    begin = time.monotonic()
     from autotune.workload.toml_tables import check_seed
 
+    seconds = options.budget_seconds(budget)
     if quick and thorough:
         raise ConfigError("--quick and --thorough are both given; expected one of them")
     check_seed(seed)
@@ -200,10 +209,11 @@ def certify(
         "seed": seed,
         "effort": "quick" if quick else "thorough" if thorough else "normal",
     }
-    passed = True
-    for name in models_here() if model == "all" else [model]:
+    passed, names = True, models_here() if model == "all" else [model]
+    for place, name in enumerate(names):
+        share = None if seconds is None else options.what_is_left(seconds, begin) / (len(names) - place)
         try:
-            passed &= _certified(name, folder, reports, asked)
+            passed &= _certified(name, folder, reports, asked | {"budget": share})
         except EquituneError as error:
             if model != "all":
                 raise
@@ -217,7 +227,7 @@ def _certified(model: str, results: Path, reports: Path | None, asked: Mapping[s
     """Write one model's record and page; whether it passed, and no path that is named was refused."""
     from autotune.certification.certificate import Certificate
     from autotune.certification.certificate import certify as measure
-    from autotune.certification.checks import REFUSED
+    from autotune.certification.checks import CUT, REFUSED
     from autotune.certification.table import verdict_text
     from autotune.report import write_certificate
     from autotune.report.certificate import page_name
@@ -234,10 +244,10 @@ def _certified(model: str, results: Path, reports: Path | None, asked: Mapping[s
     print(certificate)
     print(f"record: {folder / page_name(certificate.record)}.json")
     print(f"page: {write_certificate(certificate.record, reports or reports_dir(results))}")
-    refused = [row for row in certificate.record["paths"] if asked["paths"] and row["verdict"] == REFUSED]
-    for row in refused:
-        print(f"not certified: {row['path']} in {row['dtype']}, which --paths names, is refused")
-    return certificate.passed and not refused
+    named = [row for row in certificate.record["paths"] if asked["paths"] and row["verdict"] in (REFUSED, CUT)]
+    for row in named:
+        print(f"not certified: {row['path']} in {row['dtype']}, which --paths names, is {row['verdict']}")
+    return certificate.passed and not named
 
 
 # What a whole search space teaches, without a device: ``record``, ``replay`` and ``explain-defaults``.

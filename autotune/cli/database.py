@@ -95,10 +95,12 @@ def retune(
     device: options.Device = None,
     budget: options.Budget = None,
     trials: options.Trials = None,
-    peers: options.Peers = True,
+    peers: options.Peers = None,
+    no_peers: options.NoPeers = False,
     results: options.Results = None,
 ) -> None:
     """Tune entries again that are stale or failed their last check."""
+    begin = time.monotonic()
     from autotune.tune.publish import workloads_of
     from autotune.tune.run import tune
     from autotune.workload.config import TuneConfig
@@ -120,7 +122,9 @@ def retune(
     print(f"tuning {len(stale)} entries of {len(workloads)} workloads again")
     if workloads:
         config = TuneConfig(folder / "stale entries", tuple(workloads))
-        tune(config, device, seconds, trials, None, None, 0, folder, peers, None)
+        with_peers = options.peers_asked(peers, no_peers, None)
+        left = None if seconds is None else options.what_is_left(seconds, begin)
+        tune(config, device, left, trials, None, None, 0, folder, with_peers, None)
 
 
 @app.command()
@@ -246,6 +250,7 @@ def contribute(
 
     Trials are kept: interrupt it, and go on with the same command.
     """
+    begin = time.monotonic()
     from autotune.tune.contribution import SUFFIX, whole_config, write_contribution
     from autotune.tune.run import tune
     from kernelgen.device import device_facts
@@ -255,6 +260,7 @@ def contribute(
     seconds = options.budget_seconds(budget)
     device, folder = options.resolve_device(device), options.results_folder(results)
     facts = device_facts(device)
+    seconds = None if seconds is None else options.what_is_left(seconds, begin)
     tune(whole_config(facts.backend), device, seconds, trials, None, None, 0, folder, False, None)
     count = write_contribution(folder, facts.slug, path)
     print(f"{path}: {count} entries of {facts.name}")

@@ -5,9 +5,11 @@ An invalid value raises a typed error that names its option.
 
 from __future__ import annotations
 
+import os
 import shlex
 import signal
 import sys
+import time
 from collections.abc import Mapping
 from pathlib import Path
 from types import FrameType
@@ -49,8 +51,14 @@ Trials = Annotated[
     int | None, typer.Option(help="Trials of each search. Trials of earlier runs count.", rich_help_panel=SEARCH)
 ]
 Peers = Annotated[
-    bool, typer.Option("--peers/--no-peers", help="Also time the peers (e3nn, ...).", rich_help_panel=OUTPUT)
+    str | None,
+    typer.Option(
+        help="Also time peers, whatever it takes: all, none, or names: e3nn,e3nn-compiled. Default, of a config's "
+        "workloads and of stale entries: those for which a third of the budget suffices.",
+        rich_help_panel=OUTPUT,
+    ),
 ]
+NoPeers = Annotated[bool, typer.Option("--no-peers", help="The same as --peers none.", rich_help_panel=OUTPUT)]
 Results = Annotated[
     Path | None, typer.Option(help="Folder of the tuned databases and raw trials.", rich_help_panel=OUTPUT)
 ]
@@ -130,6 +138,19 @@ def peers_named(text: str) -> tuple[str, ...] | None:
     return () if text == "none" else tuple(name.strip() for name in text.split(",") if name.strip())
 
 
+def peers_asked(text: str | None, no_peers: bool, usual: bool | None) -> bool | tuple[str, ...] | None:
+    """What ``tune`` takes as ``with_peers``; ``usual``: if neither option is given."""
+    if text is None or no_peers:
+        return False if no_peers else usual
+    names = peers_named(text)
+    return True if names is None else names or False
+
+
+def what_is_left(budget_s: float, begin: float) -> float:
+    """What the tuner may use of a command's budget: less what passed since ``begin``, and its table and pages."""
+    return max(1.0, budget_s - (time.monotonic() - begin) - PAGES_S)
+
+
 def positive(option: str, number: int | None) -> None:
     if number is not None and number < 1:
         raise ConfigError(f"{option} is {number}; expected a positive integer")
@@ -159,6 +180,15 @@ def write_pages(results: Path, reports: Path | None, only: str | None) -> bool:
     if not pages:
         print(f"no results in {results}; run `{typed('tune')}` first")
     return bool(pages)
+
+
+def open_in_browser(page: Path) -> None:
+    """Open a page in a graphical browser, if there is one, and print its path."""
+    import webbrowser
+
+    if sys.platform != "linux" or os.environ.get("DISPLAY") or os.environ.get("WAYLAND_DISPLAY"):
+        webbrowser.open(page.resolve().as_uri())
+    print(f"watch: {page}", flush=True)
 
 
 def write_comparison_page(before: Path, after: Path, results: Path, reports: Path | None) -> None:

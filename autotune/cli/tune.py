@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import time
 from collections.abc import Callable
+from contextlib import ExitStack
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -12,6 +13,7 @@ import typer
 
 from autotune.cli import options
 from autotune.cli.options import Group
+from autotune.errors import ConfigError
 from autotune.paths import typed
 
 if TYPE_CHECKING:
@@ -83,27 +85,28 @@ def tune_config(
     ] = None,
     shared: Shared = False,
     storage: Storage = None,
-    peers: Annotated[
-        bool | None,
-        typer.Option(
-            "--peers/--no-peers",
-            help="Also time the peers (e3nn, ...). Default: where a third of the budget suffices.",
-            show_default=False,
-            rich_help_panel=options.OUTPUT,
-        ),
-    ] = None,
+    peers: options.Peers = None,
+    no_peers: options.NoPeers = False,
+    watch: Annotated[
+        bool, typer.Option("--watch", help="Open the page in a browser while it grows.", rich_help_panel=options.OUTPUT)
+    ] = False,
     results: options.Results = None,
     reports: options.Reports = None,
 ) -> None:
     """Tune the workloads of a config."""
     begin = time.monotonic()
+    from autotune.measure.worker import launch_server
     from autotune.workload.toml_tables import config_path
 
     seconds = checked(budget, trials, sampler, seed, patience)
     config_path(config)
+    if watch and (shared or devices is not None):
+        raise ConfigError("--watch shows one tuner; leave out --shared and --devices, or --watch")
     # Mistakes until here are answered without torch.
+    launch_server()
     from autotune.cli.show import show_command
-    from autotune.report import summary_table
+    from autotune.paths import reports_dir
+    from autotune.report import LivePage, summary_table
     from autotune.tune.run import tune, tune_together
     from autotune.workload.config import load_config
     from kernelgen.device import device_facts
@@ -112,12 +115,16 @@ def tune_config(
     facts = device_facts(chosen[0])
     loaded = load_config(config, facts.backend)
     if seconds is None and loaded.budget_s is not None:
-        loaded = dataclasses.replace(loaded, budget_s=what_is_left(loaded.budget_s, begin))
-    seconds = None if seconds is None else what_is_left(seconds, begin)
-    arguments = (seconds, trials, sampler, storage, seed, folder, peers, patience)
-    with options.Interrupts() as interrupts:
+        loaded = dataclasses.replace(loaded, budget_s=options.what_is_left(loaded.budget_s, begin))
+    seconds = None if seconds is None else options.what_is_left(seconds, begin)
+    arguments = (seconds, trials, sampler, storage, seed, folder, options.peers_asked(peers, no_peers, None), patience)
+    with ExitStack() as stack, options.Interrupts() as interrupts:
         if shared or devices is not None:
             tune_together(loaded, chosen, *arguments)
+        elif watch:
+            live = stack.enter_context(LivePage(folder, reports or reports_dir(folder), facts.slug))
+            options.open_in_browser(live.path)
+            tune(loaded, chosen[0], *arguments, watch=live.show)
         else:
             tune(loaded, chosen[0], *arguments)
     print(summary_table(folder, facts.slug))
@@ -141,7 +148,8 @@ def model(
     patience: Patience = None,
     shared: Shared = False,
     storage: Storage = None,
-    peers: options.Peers = False,
+    peers: options.Peers = None,
+    no_peers: options.NoPeers = False,
     results: options.Results = None,
     reports: options.Reports = None,
 ) -> None:
@@ -149,7 +157,8 @@ def model(
     begin = time.monotonic()
     seconds = checked(budget, trials, sampler, seed, patience)
     search: dict[str, Any] = {"trials": trials, "sampler": sampler, "storage": storage, "seed": seed}
-    search |= {"patience": patience, "with_peers": peers, "tuners": 1 if shared else None}
+    search |= {"patience": patience, "tuners": 1 if shared else None}
+    search |= {"with_peers": options.peers_asked(peers, no_peers, False)}
     from autotune.tune.model import DEFAULT_BUDGET_S, tune_passes
     from autotune.tune.model_passes import open_named
 
@@ -162,7 +171,7 @@ def model(
         print(
             f"in {opened.dtype}, {'as given' if dtype else f'as in the file; for another: --dtype {other}'}", flush=True
         )
-    left = what_is_left(seconds or DEFAULT_BUDGET_S, begin)
+    left = options.what_is_left(seconds or DEFAULT_BUDGET_S, begin)
     of_model: dict[str, Any] = {"name": opened.name, "graph": opened.graph, "on_found": _say_what_is_left}
 
     def tuned(stopped: Callable[[], bool]) -> ModelTuning:
@@ -181,7 +190,8 @@ def misses(
     patience: Patience = None,
     shared: Shared = False,
     storage: Storage = None,
-    peers: options.Peers = False,
+    peers: options.Peers = None,
+    no_peers: options.NoPeers = False,
     results: options.Results = None,
     reports: options.Reports = None,
 ) -> None:
@@ -189,11 +199,12 @@ def misses(
     begin = time.monotonic()
     seconds = checked(budget, trials, sampler, seed, patience)
     search: dict[str, Any] = {"trials": trials, "sampler": sampler, "storage": storage, "seed": seed}
-    search |= {"patience": patience, "with_peers": peers, "tuners": 1 if shared else None}
+    search |= {"patience": patience, "tuners": 1 if shared else None}
+    search |= {"with_peers": options.peers_asked(peers, no_peers, False)}
     from autotune.tune.model import DEFAULT_BUDGET_S, tune_misses
 
     on, folder = options.resolve_device(device), options.results_folder(results)
-    limit_s = what_is_left(seconds or DEFAULT_BUDGET_S, begin)
+    limit_s = options.what_is_left(seconds or DEFAULT_BUDGET_S, begin)
     _conclude(lambda _: tune_misses(on, limit_s, search, folder, on_found=_say_what_is_left), on, folder, reports)
 
 
@@ -209,11 +220,6 @@ def checked(
     options.positive("--patience", patience)
     check_seed(seed)
     return seconds
-
-
-def what_is_left(budget_s: float, begin: float) -> float:
-    """What the tuner may use of a command's budget: less what passed since ``begin``, and its table and pages."""
-    return max(1.0, budget_s - (time.monotonic() - begin) - options.PAGES_S)
 
 
 def _conclude(

@@ -95,6 +95,8 @@ def run_comparison(
     known_failures: Mapping[str, str] = MappingProxyType({}),
     copies: bool = False,
     deadline: float | None = None,
+    optional: Collection[str] = (),
+    asked: bool = False,
     energy: bool = False,
 ) -> ComparisonResult:
     """Compare in ``passes``. A schedule set takes part in the passes for whose directions it has schedules.
@@ -103,15 +105,18 @@ def run_comparison(
     comparisons share what was built; by default a new one. known_failures: contenders to skip, with the reason. copies:
     whether to time copies of as many bytes, and the ordering of a new graph. deadline: a moment of ``time.monotonic``.
     Passes share the time until then. Peers for which it is too short are left out, with that as their error, those that
-    compile longest first; of ours the fewest samples are taken in any case. energy: whether to measure the joules of a
-    call too, about two seconds a contender and pass.
+    compile longest first; of ours the fewest samples are taken in any case. optional: of ours, those that are left out
+    too if it is too short. asked: no peer is left out. energy: whether to measure the joules of a call too, about two
+    seconds a contender and pass.
     """
+    options: dict[str, Any]
     if worker is None:
-        options: dict[str, Any] = {"seconds_each": seconds_each, "on_step": on_step, "copies": copies}
-        options |= {"deadline": deadline, "energy": energy}
+        options = {"seconds_each": seconds_each, "on_step": on_step, "copies": copies}
+        options |= {"deadline": deadline, "optional": optional, "asked": asked, "energy": energy}
         with Worker(setting) as own:
             return run_comparison(setting, passes, ours, worker=own, known_failures=known_failures, **options)
-    comparison = _Comparison(worker, setting, passes, ours, seconds_each, on_step, copies, deadline, energy)
+    options = {"deadline": deadline, "optional": optional, "asked": asked, "energy": energy}
+    comparison = _Comparison(worker, setting, passes, ours, seconds_each, on_step, copies, **options)
     comparison.fallen |= {(name, ""): reason for name, reason in known_failures.items()}
     while True:
         worker.reopen(setting)
@@ -140,7 +145,11 @@ class _Comparison:
     on_step: Callable[[str], None]
     times_copies: bool = False
     deadline: float | None = None
+    optional: Collection[str] = ()
+    asked: bool = False
     energy: bool = False
+    # Those that were not left out: they stay, whatever another one's crash takes.
+    entered: set[str] = field(default_factory=set)
     fallen: dict[tuple[str, str], str] = field(default_factory=dict)
     # By pass and contender. Results from before a crash are kept, and need not be measured again.
     compared: dict[str, dict[str, Result]] = field(default_factory=dict)
@@ -152,8 +161,10 @@ class _Comparison:
     def hold(self) -> ComparisonResult:
         with self._timed("set up"):
             build_s = self.worker.ask(PREPARE_LIMIT_S, ComparisonSession.build_seconds)
-        prepared = {name: self._prepare(name, 0.0) for name in self.ours}
-        prepared |= {name: self._prepare(name, build_s[name]) for name in sorted(build_s, key=build_s.__getitem__)}
+        prepared: dict[str, Answer] = {}
+        for name in [*self.ours, *sorted(build_s, key=build_s.__getitem__)]:
+            others = sum(not answer.error for answer in prepared.values())
+            prepared[name] = self._prepare(name, build_s.get(name, 0.0), others)
         for name, answer in prepared.items():
             self._note_errors(name, answer)
         for which in self.passes:
@@ -185,11 +196,14 @@ class _Comparison:
             dict(self.seconds),
         )
 
-    def _prepare(self, name: str, build_s: float) -> Answer:
+    def _prepare(self, name: str, build_s: float, others: int) -> Answer:
+        # What the first of ours took to prepare, each that is ready takes again for its passes, and this one for all.
+        needed_s = build_s + (others + 1) * self.seconds.get(f"prepare {next(iter(self.ours))}", 0.0)
         with self._timed(f"prepare {name}"):
-            if self._is_late(name, build_s, self.deadline):
+            if name not in self.entered and self._is_late(name, needed_s, self.deadline):
                 why = f"it takes up to {build_s:.0f} s to compile" if build_s else "the time for comparisons was over"
                 return Answer(error=LEFT_OUT.format(why))
+            self.entered.add(name)
             if name in self.ours:
                 return self._ask(name, "", PREPARE_LIMIT_S, ComparisonSession.prepare_ours, self.ours[name])
             return self._ask(name, "", PREPARE_LIMIT_S, ComparisonSession.prepare_peer)
@@ -216,8 +230,9 @@ class _Comparison:
             known |= {slot: max(error, known.get(slot, 0.0)) for slot, error in errors.items()}
 
     def _is_late(self, name: str, needed_s: float, end: float | None) -> bool:
-        """Whether a peer that needs so many seconds would go on after ``end``."""
-        return name not in self.ours and end is not None and monotonic() + needed_s >= end
+        """Whether one that may be left out, and needs so many seconds, would go on after ``end``."""
+        spared = name not in self.optional if name in self.ours else self.asked
+        return not spared and end is not None and monotonic() + needed_s >= end
 
     def _end_of(self, which: str) -> float | None:
         """When a pass that begins now should end: those that are left share the time equally."""
@@ -253,7 +268,7 @@ class _Comparison:
 
         for name in [name for name in entered if name not in failed]:
             sampling_s = sum(fewest[other] * warm[other].seconds for other in counts)
-            if self._is_late(name, sampling_s + self._known_s(name), end):
+            if name not in self.ours and self._is_late(name, sampling_s + self._known_s(name), end):
                 failed[name] = LEFT_OUT.format("the time for comparisons was over")
                 continue
             with self._timed(f"warm up {name} {which}"):
@@ -263,7 +278,8 @@ class _Comparison:
             least_s = min((warm[other].seconds for other in warm if other not in failed), default=0.0)
             count = samples_of(answer.seconds, self.seconds_each, name in self.ours, least_s)
             fewest[name] = min(count, samples_of(answer.seconds, 0.0, name in self.ours))
-            if name not in failed and self._is_late(name, sampling_s + fewest[name] * answer.seconds, end):
+            needed_s = sampling_s + fewest[name] * answer.seconds
+            if name not in {*failed, *self.ours} and self._is_late(name, needed_s, end):
                 failed[name] = LEFT_OUT.format(f"a call takes {time_text(1e6 * answer.seconds)}")
             if self.setting.device.startswith("cuda") and name not in self.ours and answer.seconds > SLOW_CALL_S:
                 with self._timed(f"sample slow {name} {which}"):

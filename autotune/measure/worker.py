@@ -374,7 +374,7 @@ def _alone(device: str) -> str:
 PRELOADED = ("torch._dynamo", "autotune.measure.trial")
 # Variables that nothing reads while it is imported. Others may have been read by the server, so a change of one of them
 # (OMP_NUM_THREADS, LD_PRELOAD) needs another server.
-_READ_LATE = ("EQUITUNE_", "PYTEST_", "CUDA_VISIBLE_DEVICES", "CXX", "TMPDIR")
+_READ_LATE = ("EQUITUNE_", "PYTEST_", "CUDA_VISIBLE_DEVICES", "CXX", "TMPDIR", "TORCHINDUCTOR_CACHE_DIR")
 
 # Run in the new process before it imports anything of the caller's, thus plain text.
 _TAKE_OVER = """
@@ -446,6 +446,11 @@ def _has_ended(pid: int) -> bool:
 
 
 _servers = _Servers()
+
+
+def launch_server() -> None:
+    """Have the server import what workers need while the caller goes on; the first worker would wait for it."""
+    _servers.present()
 
 
 class _Popen(popen_forkserver.Popen):

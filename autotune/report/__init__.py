@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import os
 import tempfile
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -17,7 +17,10 @@ from autotune.paths import named_in_errors
 if TYPE_CHECKING:
     from autotune.report.render import Page
 
-__all__ = ["ReportError", "summary_table", "write_certificate", "write_comparison", "write_reports"]
+# How often a page that is watched loads itself again.
+REFRESH_S = 5
+
+__all__ = ["LivePage", "ReportError", "summary_table", "write_certificate", "write_comparison", "write_reports"]
 
 
 def write_reports(results_dir: str | Path, reports_dir: str | Path, only: str | None = None) -> list[Path]:
@@ -37,6 +40,43 @@ def write_reports(results_dir: str | Path, reports_dir: str | Path, only: str | 
     pages = {slug: build_page(load_device(results, slug), others) for slug in slugs}
     reports.mkdir(parents=True, exist_ok=True)
     return [_publish(reports, page) for page in pages.values()]
+
+
+class LivePage:
+    """A device's page while it is tuned: above it stands what runs, and it loads itself again every few seconds.
+
+    At the end of a ``with`` the plain page is left.
+    """
+
+    def __init__(self, results_dir: Path, reports_dir: Path, slug: str) -> None:
+        self.results, self.reports, self.slug = results_dir, reports_dir, slug
+        self.path = reports_dir / f"{slug}.html"
+        self._html = ""
+
+    def __enter__(self) -> LivePage:
+        self.show(["starting"], True)
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        if self._html:
+            _write(self.path, self._html)
+        else:
+            self.path.unlink(missing_ok=True)
+
+    def show(self, lines: Sequence[str], published: bool) -> None:
+        """Write the page with ``lines``; with new results if they were ``published``, which takes seconds."""
+        from markupsafe import escape
+
+        from autotune.report.render import render
+
+        if published:
+            pages = write_reports(self.results, self.reports, self.slug)
+            self._html = pages[0].read_text("utf-8") if pages else ""
+        html = self._html or render("waiting.html", self.slug, {}, sections=()).text
+        charset, header = '<meta charset="utf-8">', "<header>"
+        refresh = f'{charset}\n<meta http-equiv="refresh" content="{REFRESH_S}">'
+        running = f"{header}<pre>{escape(chr(10).join(lines))}</pre>"
+        _write(self.path, html.replace(charset, refresh, 1).replace(header, running, 1))
 
 
 def write_comparison(

@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from autotune.certification.checks import BATCH, CHECKS, FAIL, PASS, REFUSED
+from autotune.certification.checks import BATCH, CHECKS, CUT, FAIL, PASS, REFUSED
 from autotune.certification.structures import from_record
 from autotune.certification.table import beside, difference_texts, verdict_text, without_values
 from autotune.report.render import Page, Section, render
@@ -86,6 +86,7 @@ def build_certificate(record: Mapping[str, Any], name: str) -> Page:
         says=[(check.name, check.says) for check in (*CHECKS, BATCH)],
         structures=[(name, one["formula"], len(one["numbers"])) for name, one in record["structures"].items()],
         left_out=list(record["left_out"].items()),
+        not_asked=list(record.get("not_asked", {})),
         limits=record["limits"],
         reference=record["reference"],
         facts=list(_facts(record)),
@@ -96,9 +97,10 @@ def build_certificate(record: Mapping[str, Any], name: str) -> Page:
 def page_name(record: Mapping[str, Any]) -> str:
     """Of the model, its weights, the device and a hash: ``certificate-my-model-1f0c2a-nvidia-h200-9b3d07``.
 
-    The hash is of structures, seed, effort, paths and dtypes.
+    The hash is of structures, seed, effort, paths, dtypes and the budget.
     """
     asked = [record.get(name) for name in ("structures", "seed", "effort", "asked")] + list(record["left_out"])
+    asked += [record["budget_s"]] if "budget_s" in record else []  # what is cut replaces nothing that is whole
     question = hashlib.sha256(json.dumps(asked, sort_keys=True).encode()).hexdigest()[:6]
     model, device = record["model"], record["device"]
     words = f"certificate {model['name']} {model['weights'][:6]} {device['slug']} {question}"
@@ -113,6 +115,7 @@ def sentence(record: Mapping[str, Any]) -> str:
         (FAIL, "not the same potential"),
         ("fail (error)", "an error"),
         (REFUSED, "refused"),
+        (CUT, "cut by the budget, before all was asked"),
     ):
         named = [f"{_name(row['path'])} in {row['dtype']}" for row in record["paths"] if verdict_text(row) == verdict]
         if named:

@@ -292,7 +292,8 @@ def _kernels(before: Sequence[Need], after: Sequence[Need], places: Mapping[str,
     from rich.table import Table
 
     table = Table(box=box.SIMPLE_HEAD)
-    for title in ("module", "kernel", "direction", "dtype, layout", "graph", "before", "now"):
+    # A kernel does not know its module; without a model, of misses, nobody does.
+    for title in (*(["module"] if places else []), "kernel", "direction", "dtype, layout", "graph", "before", "now"):
         table.add_column(title, no_wrap=True)
     for title in ("time", "vs default"):
         table.add_column(title, no_wrap=True, justify="right")
@@ -302,8 +303,8 @@ def _kernels(before: Sequence[Need], after: Sequence[Need], places: Mapping[str,
         first = kernel_kind(asked.operation).describe(problem)[0]
         what = names.get(problem) or (first if len(first) <= MOST_TEXT else label_of(problem, asked.operation, names))
         kind = f"{asked.dtype} {asked.layout}" + (" deterministic" if asked.deterministic else "")
-        place = _place(places.get(asked.problem, ()))
-        row = (place, what, direction_name(asked.direction), kind, asked.graph_class.text, old.found.origin)
+        place = [_place(places.get(asked.problem, ()))] if places else []
+        row = (*place, what, direction_name(asked.direction), kind, asked.graph_class.text, old.found.origin)
         table.add_row(*row, _now(old, new), *_figures(new.found))
     out = io.StringIO()
     Console(file=out, width=WIDE, no_color=True, markup=False, emoji=False).print(table)

@@ -10,7 +10,7 @@ from __future__ import annotations
 import dataclasses
 import itertools
 import math
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
@@ -35,7 +35,7 @@ from autotune.measure.trial import Outcome, TrialJob, TrialSetting, run_trial
 from autotune.measure.worker import Worker
 from autotune.paths import typed
 from autotune.search.study import Study
-from autotune.text import direction_name, interval_text
+from autotune.text import NOT_COMPARED, direction_name, interval_text
 from autotune.workload.config import find_problem, load_graphs
 from autotune.workload.graphs import GraphSpec, build_graph
 from autotune.workload.known_kinds import kernel_kind
@@ -58,7 +58,7 @@ def publish(
     results_dir: Path,
     seed: int,
     *,
-    with_peers: bool = True,
+    with_peers: bool | Collection[str] | None = True,
     deadline: float | None = None,
     seconds_each: float = 2.0,
     worker: Worker | None = None,
@@ -67,17 +67,26 @@ def publish(
 ) -> list[Entry]:
     """Compare the best of ``studies`` (by direction) with the default and the peers; store and return the entries.
 
-    deadline: as for ``run_comparison``. worker: also as for that, one that took no part in the search; by default a new
-    one. A direction in which no schedule passed gets no entry, and :func:`why_kept` keeps some published ones. Raises
-    WorkerError if the comparison itself cannot run.
+    with_peers: whether to compare with peers, or the names of those to compare with; None: with those for which the
+    time until ``deadline`` suffices. deadline, worker: as for ``run_comparison``, a process that took no part in the
+    search, by default a new one. A direction in which no schedule passed gets no entry, and :func:`why_kept` keeps some
+    published ones. Raises WorkerError if the comparison itself cannot run.
     """
     ours = contenders({direction: study for direction, study in studies.items() if study.ranking})
     passes = tuple(ours["default"])
     if not passes:
         return []
-    setting = ComparisonSetting(workload, device, None if with_peers else ())
+    peers = None if with_peers in (None, True) else tuple(with_peers or ())  # type: ignore[arg-type]
+    setting, candidates = ComparisonSetting(workload, device, peers), [name for name in ours if name != "default"]
     how: dict[str, Any] = {"seconds_each": seconds_each, "on_step": on_step, "worker": worker, "deadline": deadline}
-    comparison = run_comparison(setting, passes, ours, **how)
+    comparison = run_comparison(setting, passes, ours, optional=candidates, asked=bool(with_peers), **how)
+    rows = {name: row.values() for name, row in comparison.results.items() if name in candidates}
+    left_out = [name for name, row in rows.items() if all(each.error.startswith(NOT_COMPARED) for each in row)]
+    if left_out:
+        on_failure(f"{workload.label}: {', '.join(left_out)} not compared, the time was over")
+    if with_peers and (cost := seconds_by_peer(comparison, ours)):
+        each = ", ".join(f"{name} {seconds:.0f} s" for name, seconds in cost.items())
+        on_failure(f"{workload.label}: the peers took {sum(cost.values()):.0f} s ({each})")
     entries, facts = [], device_facts(device)
     software = software_versions(facts)
     environment = environment_hash(facts)
@@ -94,6 +103,13 @@ def publish(
         entries.append(entry)
     database.save()
     return entries
+
+
+def seconds_by_peer(comparison: ComparisonResult, ours: Collection[str]) -> dict[str, float]:
+    """What preparing and warming up each peer took; sampling is shared, and comes on top."""
+    peers = [name for name in comparison.results if name not in ours]
+    seconds = comparison.seconds.items()
+    return {name: sum(taken for part, taken in seconds if name in part.split()) for name in peers}
 
 
 def why_kept(database: Database, new: Entry, software: Mapping[str, str], driver: str | None) -> str:

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import math
 import os
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -46,7 +47,7 @@ class Settings:
     seed: int
     results_dir: Path
     # None: those for which a third of the budget suffices.
-    with_peers: bool | None
+    with_peers: bool | Collection[str] | None
     patience: int | None = None
     # For workloads with their own number in the config.
     workload_trials: Mapping[Workload, int] = field(default_factory=dict)
@@ -68,7 +69,7 @@ def resolve(
     storage: str | optuna.storages.BaseStorage | None,
     seed: int,
     results_dir: str | Path | None,
-    with_peers: bool | None,
+    with_peers: bool | Collection[str] | None,
     patience: int | None = None,
     tuners: int | None = None,
 ) -> tuple[Settings, tuple[Workload, ...]]:
@@ -83,6 +84,10 @@ def resolve(
     device = device or ("cuda" if torch.cuda.is_available() else "cpu")
     facts = device_facts(device)
     loaded = config if isinstance(config, TuneConfig) else load_config(config, facts.backend)
+    if isinstance(with_peers, Collection):
+        from autotune.compare.peers import chosen_peers
+
+        with_peers = chosen_peers(with_peers, device)
     trials_given = trials is not None
     trials = trials if trials_given else loaded.trials
     budget = loaded.budget_s if budget is None else budget
@@ -102,6 +107,10 @@ def resolve(
 # Progress of a run: a bar on a terminal, a line every ten seconds elsewhere.
 
 LINE_EVERY_S = 10.0
+WATCH_EVERY_S = 5.0
+# Is told the lines so far, the last of them what is running now, and whether something was published. Nothing is
+# measured meanwhile.
+Watch = Callable[[Sequence[str], bool], None]
 
 
 def status_text(study: Study) -> str:
@@ -113,10 +122,11 @@ def status_text(study: Study) -> str:
 class Progress:
     """What is running, the best so far, and the time left of the run; use as a context manager.
 
-    tuner: name to print, among several tuners. end: of the run, in ``time.monotonic()``, if it has a budget.
+    tuner: name to print, among several tuners. watch: is told the same every few seconds. end: of the run, in
+    ``time.monotonic()``, if it has a budget.
     """
 
-    def __init__(self, console: Console | None = None, tuner: str = "") -> None:
+    def __init__(self, console: Console | None = None, tuner: str = "", watch: Watch | None = None) -> None:
         from rich import progress
         from rich.console import Console
 
@@ -134,6 +144,7 @@ class Progress:
         self._trials: int | None = None
         self._search_end: float | None = None
         self._title, self._begin, self._last_line = "starting", time.monotonic(), time.monotonic()
+        self._watch, self._watched, self._notes = watch, -math.inf, list[str]()
 
     def __enter__(self) -> Progress:
         self._bar.start()
@@ -162,8 +173,17 @@ class Progress:
         self._bar.update(
             self._task, description=self._title, completed=fraction, count=count, status=", ".join(status + left)
         )
+        line = f"{self._title}: {', '.join(filter(None, [count, *status, *left]))}"
+        if self._watch is not None and now - self._watched >= WATCH_EVERY_S:
+            self._watch([*self._notes, line], False)
+            self._watched = now
         if not self.console.is_terminal and now - self._last_line >= LINE_EVERY_S:
-            self.note(f"{self._title}: {', '.join(filter(None, [count, *status, *left]))}")
+            self._print(line)
+
+    def published(self) -> None:
+        """Say to who watches that there are new entries."""
+        if self._watch is not None:
+            self._watch(self._notes, True)
 
     def stop(self) -> None:
         """Print the final line of a search."""
@@ -172,6 +192,10 @@ class Progress:
 
     def note(self, text: str) -> None:
         """Print one line of plain text."""
+        self._notes.append(text)
+        self._print(text)
+
+    def _print(self, text: str) -> None:
         self.console.print(f"{self._prefix}{text}", markup=False, highlight=False, soft_wrap=True)
         self._last_line = time.monotonic()
 

@@ -30,7 +30,7 @@ from autotune.measure.trial import Outcome
 from autotune.measure.worker import Worker
 from autotune.search.starting_points import starting_points
 from autotune.text import NOT_COMPARED
-from autotune.tune.run import TimeBudget, open_study, tune
+from autotune.tune.run import open_study, tune
 from autotune.tune.settings import PATIENCE, resolve
 from autotune.workload.config import load_config, load_graphs
 from autotune.workload.workload import Workload
@@ -225,28 +225,6 @@ def test_contests_in_a_row_share_a_process_and_skip_what_is_known_to_fail(config
         assert worker.starts == 1
     assert "has no attribute 'force_step'" in comparison.results["sound"]["force_step"].error
     assert set(comparison.errors["default"]["joint_backward"]) == {"x", "y", "w"}
-
-
-def test_budget_is_shared() -> None:
-    time_budget = TimeBudget(100.0, 2, begin=time.monotonic())
-    first = [end - time_budget.begin for end in time_budget.next_ends() if end is not None]
-    assert first == pytest.approx([50.0 * 2 / 3, 50.0], abs=1.0), "half the time, of which a third compares"
-    time_budget.comparison_s = 10.0
-    second = [end - time_budget.begin for end in time_budget.next_ends() if end is not None]
-    assert second == pytest.approx([90.0, 100.0], abs=1.0), "what is left, less a comparison like the last"
-    assert TimeBudget(None, 1).next_ends() == (None, None)
-    late = TimeBudget(1.0, 1, begin=time.monotonic() - 50.0)
-    assert late.next_ends() == pytest.approx((time.monotonic(),) * 2, abs=1.0), "a spent budget searches no more"
-
-
-def test_too_few_trials_are_called_so_with_the_budget_that_gives_more() -> None:
-    time_budget = TimeBudget(60.0, 1)
-    assert time_budget.advice(1, 190.0) == "1 trial is too few to tune; --budget 5m gives about 40"
-    assert time_budget.advice(5, 10.0).endswith(
-        "5 trials of a direction are too few to tune; --budget 2m gives about 40"
-    )
-    assert time_budget.advice(12, 190.0) == TimeBudget(None, 1).advice(1, 190.0) == ""
-    assert "--budget 20m" in TimeBudget(60.0, 4).advice(1, 190.0), "each workload gets its share"
 
 
 def test_neighbours_come_nearest_first(config: Path) -> None:

@@ -7,6 +7,7 @@ or raises PeerError with the reason why the peer has no time.
 from __future__ import annotations
 
 import importlib.util
+from collections.abc import Collection
 from dataclasses import dataclass
 
 import torch
@@ -14,6 +15,7 @@ import torch
 from autotune.compare.peers import cuequivariance, e3nn, openequivariance
 from autotune.compare.peers.others import CONTRACTION_ADAPTERS, HARMONICS_ADAPTERS, RADIAL_ADAPTERS, VECTORS_ADAPTERS
 from autotune.compare.peers.peer import PEER_TOLERANCE, Adapter, CheckedPasses, Peer, Product, Task
+from autotune.errors import ConfigError, unknown_name
 from autotune.measure.kinds import AutogradPasses
 from autotune.measure.references import Reference
 from autotune.workload.workload import Tensors, Workload
@@ -37,6 +39,7 @@ __all__ = [
     "Peer",
     "PeerStatus",
     "Product",
+    "chosen_peers",
     "peer_names",
     "peers_for",
     "usable_peers",
@@ -86,6 +89,15 @@ def peer_names(
     """Names of the peers listed for a device; only those of deterministic rows or of one operation, if given."""
     kind = (torch.device(device), deterministic, operation)
     return tuple(dict.fromkeys(adapter.name for adapter in ADAPTERS if _is_listed(adapter, *kind)))
+
+
+def chosen_peers(names: Collection[str] | None, device: torch.device | str) -> tuple[str, ...]:
+    """Names of peers in the order of tables, of all that are listed for a device by default; ConfigError if unknown."""
+    known = peer_names(device)
+    for name in names or ():
+        if name not in known:
+            raise ConfigError(unknown_name("peer", name, known))
+    return known if names is None else tuple(name for name in known if name in names)
 
 
 def _is_listed(

@@ -6,6 +6,7 @@ import copy
 import json
 import os
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -16,12 +17,14 @@ from certified_net import CRASHES, CUTOFF, FAULTS, SPECIES, around, net, net_for
 import autotune
 from autotune.certification import certificate as certificates
 from autotune.certification import checks
+from autotune.certification import observations as asked
 from autotune.certification.certificate import FAIL, PASS, REFUSED, Certificate, certify
 from autotune.certification.checks import CHECKS, NAMES
 from autotune.certification.structures import as_record, draw, from_record, read, smallest
 from autotune.errors import ConfigError, PeerError
 from autotune.models.package import Outputs
 from autotune.models.whole_model import WholeModel
+from autotune.report.certificate import page_name
 from kernelgen.errors import InputError
 
 RIGHT = "another order of the edges"
@@ -226,6 +229,58 @@ class EndingSetting(certificates.PathSetting):
     def open(self) -> certificates.PathSession:
         own = around(ends_at_the_slab) if self.path == "equitune" else None
         return certificates.PathSession(net_for_commands, self.path, "cpu", own)
+
+
+@pytest.fixture
+def evaluations(monkeypatch: pytest.MonkeyPatch) -> list[float]:
+    """A clock on which each evaluation takes a second: an electronvolt an atom, two of a model called wrong."""
+    now = [0.0]
+
+    def values_of(model: WholeModel, structures: Any) -> Any:
+        now[0] += 1.0
+        each = -2.0 if model.name == "wrong" else -1.0
+        return [{"energy": np.full((1, 1), each * len(atoms)), "forces": 0 * atoms.positions} for atoms in structures]
+
+    def total_energies(model: WholeModel, questions: Any) -> np.ndarray:
+        now[0] += questions.dynamics
+        return np.zeros(questions.dynamics + 1)
+
+    monkeypatch.setattr(asked, "values_of", values_of)
+    monkeypatch.setattr(asked, "total_energies", total_energies)
+    for module in (asked, certificates):
+        monkeypatch.setattr(module, "time", SimpleNamespace(monotonic=lambda: now[0]))
+    return now
+
+
+def test_what_a_budget_does_not_suffice_for_is_cut_and_not_passed(evaluations: list[float]) -> None:
+    structures = {name: draw(SPECIES, CUTOFF, 0)[name] for name in ("molecule", "isolated atom")}
+    model = net()
+
+    def within(budget: float, *names: str) -> Certificate:
+        evaluations[0] = 0.0
+        paths = {name: lambda stock, name=name: WholeModel(name, stock.module, stock.package) for name in names}
+        return certify(model, structures, paths=paths, dtypes=("float64",), effort="quick", budget=budget)
+
+    whole = within(1e6, "right")
+    assert whole.passed and whole.record["not_asked"] == {} and whole.path("right", "float64")["not_asked"] == {}
+    one_path = evaluations[0]
+    # Time for a path and the first parts of another, which come first because they are cheap.
+    cut = within(one_path + 25.0, "right", "again")
+    again = cut.path("again", "float64")
+    assert cut.passed and cut.path("right", "float64")["verdict"] == PASS
+    assert again["verdict"] == "cut" and again["checks"]["energy"]["verdict"] == PASS
+    assert {"molecule, displaced", "molecule, dynamics"} <= set(again["not_asked"])
+    assert "the budget was over" in again["reason"]
+    assert "again in float64 was not asked about molecule" in str(cut)
+    found = within(one_path + 25.0, "right", "wrong").path("wrong", "float64")
+    assert found["verdict"] == FAIL and found["not_asked"], "what is found to be wrong is wrong"
+    # The reference's values take a part of it at most; then nothing passes.
+    spent = within(17.5, "right")
+    assert list(spent.record["structures"]) == ["isolated atom"], "the smallest comes first"
+    assert "molecule" in spent.record["not_asked"] and "isolated atom, displaced" in spent.record["not_asked"]
+    assert spent.path("right", "float64")["verdict"] == "cut" and not spent.passed
+    assert "no path was asked about" in str(spent)
+    assert page_name(spent.record) != page_name(spent.record | {"budget_s": 60.0})
 
 
 def test_mistakes_say_what_was_given() -> None:

@@ -61,6 +61,20 @@ def test_a_named_path_that_is_refused_fails_beside_a_pass(
     assert "not certified: equitune-fused in float64, which --paths names, is refused" in capsys.readouterr().out
 
 
+def test_what_a_budget_ends_before_is_not_certified(
+    molecule: str, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("autotune.cli.options.what_is_left", lambda *_: 0.01)
+    words = ("--structure", molecule, "--dtype", "float64", "--quick", "--device", "cpu", "--results", str(tmp_path))
+    assert exit_code(MODEL, *words, "--paths", "equitune", "--budget", "1m") == 1
+    printed = capsys.readouterr().out
+    assert "equitune, float64: cut" in printed and "no path was asked about molecule.xyz, " in printed
+    assert "not certified: equitune in float64, which --paths names, is cut" in printed
+    (page,) = tmp_path.rglob("*.html")
+    assert "The budget was over before paths were asked about molecule.xyz, " in page.read_text()
+    assert "equitune in float64: cut by the budget" in page.read_text().replace("Equitune", "equitune")
+
+
 @pytest.mark.slow
 def test_all_models_are_certified_though_one_cannot_be(
     molecule: str, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch

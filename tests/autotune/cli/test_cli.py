@@ -7,6 +7,7 @@ import os
 import signal
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -19,6 +20,7 @@ from autotune.cli import commands, doctor
 from autotune.cli import pack as cli_pack
 from autotune.cli import tune as cli_tune
 from autotune.cli.options import Group
+from kernelgen.device import device_facts
 from kernelgen.errors import CompileError
 from kernelgen.version import __version__
 
@@ -151,6 +153,7 @@ def test_module_and_mistake_in_a_process_of_its_own() -> None:
         (("bench", "again", "yesterday"), "is no date; expected one such as 2026-11-26"),
         (("bench", "quick", "--export-json", "no/such/folder/x.json"), "--export-json no/such/folder/x.json: expected"),
         (("bench", "quick", "--device", "cpu", "--peers", "e3n"), "unknown peer 'e3n'; did you mean 'e3nn'?"),
+        (("tune", "quick", "--device", "cpu", "--peers", "e3n"), "unknown peer 'e3n'; did you mean 'e3nn'?"),
         (("bench", "radial", "--device", "cpu"), 'accelerate(model, edge_weights="streamed")'),
         (("bench", "quick", "--seconds", "-1"), "--seconds is -1.0"),
         (("show", "uvu|1x0e|1x0e"), "is not a problem key"),
@@ -327,6 +330,29 @@ def test_interrupted_tuning_still_reports_and_ends_with_130(
     assert code == 130
     assert "no tuned entry yet" in out
     assert signal.getsignal(signal.SIGINT) is before
+
+
+def test_watched_tuning_opens_a_page_and_leaves_none_that_loads_itself(
+    command: Command, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    page, opened = tmp_path / "pages" / f"{device_facts('cpu').slug}.html", list[str]()
+
+    def tuned(*_: object, watch: Callable[[list[str], bool], None]) -> list:
+        watch(["forward: 1 trial"], False)
+        assert 'http-equiv="refresh"' in page.read_text() and "forward: 1 trial" in page.read_text()
+        return []
+
+    monkeypatch.setattr("autotune.tune.run.tune", tuned)
+    monkeypatch.setattr("webbrowser.open", opened.append)
+    words = ("tune", "quick", "--device", "cpu", "--watch", "--results", tmp_path / "results", "--reports", page.parent)
+    for display, count in (("", 0), (":0", 1)):
+        monkeypatch.setenv("DISPLAY", display)
+        monkeypatch.delenv("WAYLAND_DISPLAY", raising=False)
+        code, out, err = command(*words)
+        assert code == 0, err
+        assert f"watch: {page}" in out and len(opened) == count and not page.exists()
+    assert opened == [page.as_uri()]
+    assert "--watch shows one tuner" in command.refused(*words, "--shared")
 
 
 def test_tune_hands_its_options_on(command: Command, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:

@@ -14,8 +14,8 @@ from report_samples import DEVICE, SLUG, Page, page_of, write, write_results
 
 from autotune.compare.comparison import LEFT_OUT
 from autotune.errors import ReportError
+from autotune.report import REFRESH_S, LivePage, summary_table, write_reports
 from autotune.report import page as kernels
-from autotune.report import summary_table, write_reports
 from autotune.report.devices import load_device
 from autotune.report.rows import knob_importances
 from autotune.report.sources import Sources
@@ -122,6 +122,21 @@ def test_importances_name_the_knob_that_matters(results: Path) -> None:
     assert importances["importance"].sum() == pytest.approx(1.0)
     assert importances["explained"].idxmax() == importances.index[0] == "fuse"
     assert knob_importances(study.head(5)).empty
+
+
+def test_a_page_that_is_watched_loads_itself_until_the_end(results: Path, tmp_path: Path) -> None:
+    for folder in (results, tmp_path / "empty"):
+        slug = next((path.stem for path in folder.glob("*.json")), "none")
+        with LivePage(folder, tmp_path, slug) as live:
+            live.show(["mace forward: 3 trials", "<comparing>"], False)
+            text = live.path.read_text()
+            refresh = f'\n<meta http-equiv="refresh" content="{REFRESH_S}">'
+            running = "<pre>mace forward: 3 trials\n&lt;comparing&gt;</pre>"
+            assert text.count(refresh) == text.count(running) == 1 and "Content-Security-Policy" in text
+            assert ("Nothing is published yet" in text) == (folder != results)
+        assert live.path.exists() == (folder == results)
+        if folder == results:
+            assert live.path.read_text() == text.replace(refresh, "").replace(running, ""), "the plain page is left"
 
 
 def test_equal_results_give_equal_bytes(tmp_path: Path) -> None:

@@ -218,6 +218,15 @@ def test_requests_of_one_graph_class_count_once(shipped: Path) -> None:
     assert len(needs_of(recording.requests, FACTS)) == 1
 
 
+def test_a_table_of_misses_has_no_column_of_modules_which_a_miss_does_not_know(shipped: Path) -> None:
+    model = SmallNet()
+    needs = needs_of(recording_of(model).requests, FACTS)
+    of_model, of_misses = (str(run.ModelTuning("m", "cpu", needs, needs, places)) for places in (places_of(model), {}))
+    title = next(line for line in of_misses.splitlines() if "kernel" in line)
+    assert title.split()[:2] == ["kernel", "direction"]
+    assert "module" in of_model and "conv " in of_model
+
+
 def test_modules_that_another_hides_are_found_too() -> None:
     model = torch.nn.Module()
     model.layer = torch.nn.Module()

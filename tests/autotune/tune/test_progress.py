@@ -66,3 +66,18 @@ def test_a_terminal_shows_the_same(clock: Clock) -> None:
     shown = out.getvalue().replace("\xa0", " ")
     for words in ("mace forward", "3 trials", "best 4.20 ms", "60 s left", "mace: comparing forward"):
         assert words in shown
+
+
+def test_who_watches_is_told_the_same_every_few_seconds(clock: Clock) -> None:
+    seen: list[tuple[list[str], bool]] = []
+    console = Console(file=io.StringIO(), force_terminal=False, width=200)
+    with Progress(console, watch=lambda lines, new: seen.append((list(lines), new))) as progress:
+        progress.start("mace forward", study(3), 40)
+        for _ in range(6):
+            clock.now += 1
+            progress.update()
+        progress.stop()
+        progress.published()
+    line = "mace forward: 3/40 trials, best 4.20 ms, default 5.10 ms, 1 failed"
+    seen = [([one.replace("\xa0", " ") for one in lines], new) for lines, new in seen]
+    assert seen == [([line], False), ([line], False), ([line], True)]
