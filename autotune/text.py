@@ -154,6 +154,20 @@ def bytes_text(value: float) -> str:
     return MISSING if math.isnan(value) else f"{value:.0f} B"
 
 
+def joules_text(value: float) -> str:
+    """1.23 mJ: energy of a call."""
+    if not value > 0:
+        return MISSING
+    unit, scale = next((found for found in (("J", 1.0), ("mJ", 1e-3)) if value >= found[1]), ("µJ", 1e-6))
+    return f"{significant(value / scale)}\N{NO-BREAK SPACE}{unit}"
+
+
+def figures_text(record: Mapping[str, Any]) -> str:
+    """12.3 µs and 1.23 mJ: what a trial or an entry has of a call."""
+    texts = {"time_us": time_text, "joules": joules_text, "memory_bytes": bytes_text}
+    return " and ".join(text(record[key]) for key, text in texts.items() if record.get(key))
+
+
 def geometric_mean(values: Iterable[float]) -> float:
     """Geometric mean of the finite values; NaN if there is none."""
     logs = [math.log(value) for value in values if math.isfinite(value) and value > 0]

@@ -42,6 +42,14 @@ Patience = Annotated[
         rich_help_panel=options.SEARCH,
     ),
 ]
+Objective = Annotated[
+    str,
+    typer.Option(
+        help="What to minimise: time, energy (joules a call) or memory (bytes a call); weighted, as time=1,energy=0.5; "
+        "or all that no other beats in each: pareto:time,memory. Energy and memory need a GPU.",
+        rich_help_panel=options.SEARCH,
+    ),
+]
 Shared = Annotated[
     bool,
     typer.Option(
@@ -64,6 +72,7 @@ Storage = Annotated[
         "equitune tune quick",
         "equitune tune configs/mace-mp-medium.toml --budget 10m --device cuda:0",
         "equitune tune configs/h200.toml --devices all --no-peers",
+        "equitune tune own.toml --objective time=1,energy=0.5",
         "equitune tune own.toml --storage postgresql+psycopg://me@host/equitune",
     ),
 )
@@ -75,6 +84,7 @@ def tune_config(
     sampler: Sampler = None,
     seed: Seed = 0,
     patience: Patience = None,
+    objective: Objective = "time",
     devices: Annotated[
         str | None,
         typer.Option(
@@ -99,7 +109,7 @@ def tune_config(
     begin = time.monotonic()
     from autotune.workload.toml_tables import config_path
 
-    seconds = checked(budget, trials, sampler, seed, patience)
+    seconds = checked(budget, trials, sampler, seed, patience, objective)
     config_path(config)
     # Mistakes until here are answered without torch.
     from autotune.cli.show import show_command
@@ -114,7 +124,7 @@ def tune_config(
     if seconds is None and loaded.budget_s is not None:
         loaded = dataclasses.replace(loaded, budget_s=what_is_left(loaded.budget_s, begin))
     seconds = None if seconds is None else what_is_left(seconds, begin)
-    arguments = (seconds, trials, sampler, storage, seed, folder, peers, patience)
+    arguments = (seconds, trials, sampler, storage, seed, folder, peers, patience, objective)
     with options.Interrupts() as interrupts:
         if shared or devices is not None:
             tune_together(loaded, chosen, *arguments)
@@ -139,6 +149,7 @@ def model(
     sampler: Sampler = None,
     seed: Seed = 0,
     patience: Patience = None,
+    objective: Objective = "time",
     shared: Shared = False,
     storage: Storage = None,
     peers: options.Peers = False,
@@ -147,9 +158,9 @@ def model(
 ) -> None:
     """Tune what a model runs on a structure, and print its times before and after."""
     begin = time.monotonic()
-    seconds = checked(budget, trials, sampler, seed, patience)
+    seconds = checked(budget, trials, sampler, seed, patience, objective)
     search: dict[str, Any] = {"trials": trials, "sampler": sampler, "storage": storage, "seed": seed}
-    search |= {"patience": patience, "with_peers": peers, "tuners": 1 if shared else None}
+    search |= {"patience": patience, "with_peers": peers, "tuners": 1 if shared else None, "objective": objective}
     from autotune.tune.model import DEFAULT_BUDGET_S, tune_passes
     from autotune.tune.model_passes import open_named
 
@@ -179,6 +190,7 @@ def misses(
     sampler: Sampler = None,
     seed: Seed = 0,
     patience: Patience = None,
+    objective: Objective = "time",
     shared: Shared = False,
     storage: Storage = None,
     peers: options.Peers = False,
@@ -187,9 +199,9 @@ def misses(
 ) -> None:
     """Tune what running models asked for and did not find."""
     begin = time.monotonic()
-    seconds = checked(budget, trials, sampler, seed, patience)
+    seconds = checked(budget, trials, sampler, seed, patience, objective)
     search: dict[str, Any] = {"trials": trials, "sampler": sampler, "storage": storage, "seed": seed}
-    search |= {"patience": patience, "with_peers": peers, "tuners": 1 if shared else None}
+    search |= {"patience": patience, "with_peers": peers, "tuners": 1 if shared else None, "objective": objective}
     from autotune.tune.model import DEFAULT_BUDGET_S, tune_misses
 
     on, folder = options.resolve_device(device), options.results_folder(results)
@@ -198,11 +210,13 @@ def misses(
 
 
 def checked(
-    budget: str | None, trials: int | None, sampler: str | None, seed: int, patience: int | None
+    budget: str | None, trials: int | None, sampler: str | None, seed: int, patience: int | None, objective: str
 ) -> float | None:
     """The budget in seconds; a mistake in an option of a search is answered without torch."""
+    from autotune.workload import objective as objectives
     from autotune.workload.toml_tables import check_seed
 
+    objectives.Objective.parse(objective)
     seconds = options.budget_seconds(budget)
     options.sampler_name(sampler)
     options.positive("--trials", trials)

@@ -47,14 +47,31 @@ class Result:
     """Result of one contender in one pass: a timing, or why there is none.
 
     memory_bytes: peak memory of one call, beyond what was allocated before; host_us: time until a call returns, on a
-    small graph; joules: of one of many calls in a row. None if not measured on this device.
+    small graph; None if not measured on this device. joules_each: of one of many calls in a row, by round; empty if
+    they were not asked for or not counted.
     """
 
     timing: Timing | None = None
     error: str = ""
     memory_bytes: int | None = None
     host_us: float | None = None
-    joules: float | None = None
+    joules_each: tuple[float, ...] = ()
+
+    @property
+    def joules(self) -> float | None:
+        return statistics.median(self.joules_each) if self.joules_each else None
+
+    @property
+    def figures(self) -> dict[str, float]:
+        """What was measured of a call, by the keys of :data:`autotune.workload.objective.FIGURES`."""
+        time_us = None if self.timing is None else self.timing.median_us
+        joules = None if self.joules is None else float(f"{self.joules:.4g}")
+        found = {"time_us": time_us, "joules": joules, "memory_bytes": self.memory_bytes}
+        return {key: value for key, value in found.items() if value is not None}
+
+    def samples(self, figure: str) -> tuple[float, ...]:
+        """Of ``time`` or ``energy``, by round."""
+        return self.joules_each if figure == "energy" else () if self.timing is None else self.timing.samples_us
 
     def to_dict(self) -> dict[str, Any]:
         return {"error": self.error} if self.timing is None else self.timing.to_dict()
@@ -95,7 +112,7 @@ def run_comparison(
     known_failures: Mapping[str, str] = MappingProxyType({}),
     copies: bool = False,
     deadline: float | None = None,
-    energy: bool = False,
+    energy: int = 0,
 ) -> ComparisonResult:
     """Compare in ``passes``. A schedule set takes part in the passes for whose directions it has schedules.
 
@@ -103,8 +120,9 @@ def run_comparison(
     comparisons share what was built; by default a new one. known_failures: contenders to skip, with the reason. copies:
     whether to time copies of as many bytes, and the ordering of a new graph. deadline: a moment of ``time.monotonic``.
     Passes share the time until then. Peers for which it is too short are left out, with that as their error, those that
-    compile longest first; of ours the fewest samples are taken in any case. energy: whether to measure the joules of a
-    call too, about two seconds a contender and pass.
+    compile longest first; of ours the fewest samples are taken in any case. energy: rounds in which the joules of a
+    call are measured too, about a second a contender (two, if it is one round); the peers take part in the first. Later
+    rounds end with the pass's time.
     """
     if worker is None:
         options: dict[str, Any] = {"seconds_each": seconds_each, "on_step": on_step, "copies": copies}
@@ -140,7 +158,7 @@ class _Comparison:
     on_step: Callable[[str], None]
     times_copies: bool = False
     deadline: float | None = None
-    energy: bool = False
+    energy: int = 0
     fallen: dict[tuple[str, str], str] = field(default_factory=dict)
     # By pass and contender. Results from before a crash are kept, and need not be measured again.
     compared: dict[str, dict[str, Result]] = field(default_factory=dict)
@@ -240,7 +258,7 @@ class _Comparison:
         counts: dict[str, int] = {}
         fewest: dict[str, int] = {}
         conditions: dict[str, Answer] = {}
-        joules: dict[str, float | None] = {}
+        joules: dict[str, tuple[float, ...]] = {}
         end = self._end_of(which)
 
         def sample(names: Iterable[str]) -> None:
@@ -269,7 +287,7 @@ class _Comparison:
                 with self._timed(f"sample slow {name} {which}"):
                     sample([name] * count)
                     conditions[name] = self._ask(name, which, SAMPLE_LIMIT_S, ComparisonSession.conditions)
-                    joules |= self._joules(which, [] if name in failed else [name])
+                    joules |= self._joules(which, [] if name in failed else [name], end)
                     self.worker.ask(SAMPLE_LIMIT_S, ComparisonSession.release, name)
             else:
                 counts |= {} if name in failed else {name: count}
@@ -278,7 +296,7 @@ class _Comparison:
             take_in_rounds(counts, samples, self.ours, sample)
         for name in [name for name in counts if name not in failed]:
             conditions[name] = self._ask(name, which, SAMPLE_LIMIT_S, ComparisonSession.conditions)
-        joules |= self._joules(which, [name for name in counts if name not in failed])
+        joules |= self._joules(which, [name for name in counts if name not in failed], end)
         with self._timed(f"host {which}"):
             host_us = self._host_times(which, {name: warm[name] for name in warm if name not in failed})
         return {
@@ -288,16 +306,25 @@ class _Comparison:
                 timing_of(samples[name], conditions=conditions[name].conditions),
                 memory_bytes=warm[name].memory_bytes,
                 host_us=host_us.get(name),
-                joules=joules.get(name),
+                joules_each=joules.get(name, ()),
             )
             for name in entered
         }
 
-    def _joules(self, which: str, names: Iterable[str]) -> dict[str, float | None]:
-        if not self.energy:
-            return {}
+    def _joules(self, which: str, names: Iterable[str], end: float | None) -> dict[str, tuple[float, ...]]:
+        """By contender and round, taken in turn like samples."""
+        from autotune.measure.timing import ENERGY_ROUND_S, ENERGY_S
+
+        found: dict[str, tuple[float, ...]] = {name: () for name in names} if self.energy else {}
+        seconds = ENERGY_S if self.energy == 1 else ENERGY_ROUND_S
         with self._timed(f"energy {which}"):
-            return {name: self._ask(name, which, SAMPLE_LIMIT_S, ComparisonSession.energy).joules for name in names}
+            for turn in range(self.energy):
+                for name in found if turn == 0 else [name for name in found if name in self.ours and found[name]]:
+                    if turn and end is not None and monotonic() >= end:
+                        break
+                    joules = self._ask(name, which, SAMPLE_LIMIT_S, ComparisonSession.energy, seconds).joules
+                    found[name] += () if joules is None else (joules,)
+        return found
 
     def _host_times(self, which: str, warm: Mapping[str, Answer]) -> dict[str, float]:
         """The least of several rows of calls, taken in turn like samples; fewer rows for a slow host."""
@@ -553,11 +580,11 @@ class ComparisonSession(WorkloadSession):
         return Answer(conditions=self.samplers[name].conditions().to_dict())
 
     @of_contender
-    def energy(self, name: str) -> Answer:
+    def energy(self, name: str, seconds: float) -> Answer:
         """Joules of the GPU for one of many calls in a row, with warm caches; None where it is not counted."""
         from autotune.measure.timing import joules_a_call
 
-        return Answer(joules=joules_a_call(self.samplers[name].call, self.device))
+        return Answer(joules=joules_a_call(self.samplers[name].call, self.device, seconds))
 
     @of_contender
     def host_row(self, name: str, seconds: float) -> Answer:

@@ -15,6 +15,7 @@ from typing import Any
 
 import torch
 
+from autotune.workload.objective import Objective
 from kernelgen.errors import ToolMissingError
 
 # Cores that others may keep busy, or a hypervisor may take, unnoticed: a share of one core, or of all of them.
@@ -176,6 +177,20 @@ def require_energy(device: torch.device | str) -> None:
             f"the energy of device {str(device)!r} is not counted; expected an NVIDIA GPU from Volta on whose counter "
             "NVML reads: install nvidia-ml-py, or leave energy out"
         )
+
+
+def require_figures(objective: Objective, device: torch.device | str) -> None:
+    """ToolMissingError, with what to do, unless a device has all figures of an objective; a CPU has time alone."""
+    try:
+        if "energy" in objective.figures:
+            require_energy(device)
+        if "memory" in objective.figures and torch.device(device).type != "cuda":
+            raise ToolMissingError(
+                f"the memory of a call is not counted on device {str(device)!r}, which has times alone; expected a "
+                "GPU, whose memory torch's allocator counts: tune there, or leave memory out"
+            )
+    except ToolMissingError as error:
+        raise ToolMissingError(f"objective {objective}: {error}") from None
 
 
 def gpu_processes(device: torch.device, since_us: int) -> int:

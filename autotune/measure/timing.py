@@ -45,6 +45,8 @@ PEAK_CALLS, PEAK_PAUSE_S = 3, 1e-3
 # Seconds of calls in a row whose energy is measured, those before it, about those between two readings, and the longest
 # between two steps of a counter that moves.
 ENERGY_S, STEADY_S, READING_S, COUNTER_S = 1.0, 0.3, 0.01, 5.0
+# The first of these for a trial, and for one of several rounds of a comparison.
+ENERGY_ROUND_S = 0.5
 # Device clock cycles of the wait before a sample: about a millisecond, doubled, up to about 130 ms, until it exceeds
 # the least time in which the host launched a warm call; and again if the device reached a sample before the host had
 # launched all of it, several times in a row. A single time may be a delay of the host, and all contenders should

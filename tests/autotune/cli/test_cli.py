@@ -143,6 +143,8 @@ def test_module_and_mistake_in_a_process_of_its_own() -> None:
         (("tune", "quick", "--seed", "-1"), "seed is -1; expected an integer from 0 to 4294967295"),
         (("tune", "quick", "--seed", "4294967296"), "seed is 4294967296; expected"),
         (("tune", "quick", "--sampler", "tpi"), "unknown sampler 'tpi'; did you mean 'tpe'?"),
+        (("tune", "quick", "--objective", "speed"), "objective 'speed': 'speed' does not fit there; expected time,"),
+        (("tune", "quick", "--objective", "energy", "--device", "cpu"), "objective energy: the energy of device 'cpu'"),
         (("tune", "quick", "--device", "gpu"), "device 'gpu' is not known; expected cpu, cuda or cuda:N"),
         (("tune", "quick", "--device", "mps"), "device mps is not supported"),
         (("tune", "quik"), "did you mean 'quick'?"),
