@@ -93,9 +93,12 @@ class Findings:
         return count
 
     @property
+    def default(self) -> dict[str, Any] | None:
+        return self.finished.get(self.space.default.key)
+
+    @property
     def default_us(self) -> float | None:
-        line = self.finished.get(self.space.default.key)
-        return line["time_us"] if line else None
+        return self.default["time_us"] if self.default else None
 
     @property
     def failures(self) -> int:

@@ -112,7 +112,7 @@ LINE_EVERY_S = 10.0
 
 def status_text(study: Study) -> str:
     """State of a search: the best figures beside the default's (a comparison judges them later), and failures."""
-    lines = (("best", study.best), ("default", study.finished.get(study.space.default.key)))
+    lines = (("best", study.best), ("default", study.default))
     texts = [f"{name} {text}" for name, line in lines if line and (text := figures_text(line))]
     return ", ".join([*texts, f"{study.failures} failed"])
 

@@ -2,5 +2,5 @@
 
 In: a TOML config, or names. Out: workloads and their tensors. Read ``graphs``, ``kinds`` (how a kind of kernel is
 chosen), ``workload`` (with classes of graphs, passes that a comparison times, and tensors), ``config`` with
-``toml_tables``.
+``toml_tables``, ``objective`` (what a search minimises).
 """
