@@ -6,7 +6,7 @@ Progress lines in the terminal use it too, so it imports nothing slow.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -164,6 +164,7 @@ def joules_text(value: float) -> str:
 
 def figures_text(record: Mapping[str, Any]) -> str:
     """12.3 µs and 1.23 mJ: what a trial or an entry has of a call."""
+    texts: dict[str, Callable[[float], str]]
     texts = {"time_us": time_text, "joules": joules_text, "memory_bytes": bytes_text}
     return " and ".join(text(record[key]) for key, text in texts.items() if record.get(key))
 

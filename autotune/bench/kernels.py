@@ -418,7 +418,8 @@ def plan_of(workload: Workload, passes: tuple[str, ...] | None, facts: DeviceFac
         passes = tuple(possible) or workload.directions
     graph_class = workload.graph_class()
     default = {direction: space_of(workload, direction, facts).default for direction in workload.directions}
-    tuned, origins, objectives = {}, {}, {}
+    tuned, origins = {}, {}
+    objectives: dict[str, str] = {}
     for direction in workload.directions:
         entry = database.get(workload.identity(direction))
         if entry is not None:

@@ -20,10 +20,10 @@ WIDE = 1000
 # Reasons of a failed peer that are printed, and characters of each; the report page has all.
 MOST_REASONS, LONGEST_REASON = 2, 160
 # Columns that only entries of other objectives than time have, by their key in a record.
-BESIDES: dict[str, Callable[[SuiteRow], str]] = {
-    "joules": lambda row: text.joules_text(row.joules(text.TUNED)),
-    "memory": lambda row: text.bytes_text(row.memory(text.TUNED)),
-    "objectives": lambda row: row.objectives or "time",
+BESIDES: dict[str, tuple[str, Callable[[SuiteRow], str]]] = {
+    "joules": ("energy", lambda row: text.joules_text(row.joules(text.TUNED))),
+    "memory": ("memory", lambda row: text.bytes_text(row.memory(text.TUNED))),
+    "objectives": ("tuned by", lambda row: row.objectives or "time"),
 }
 
 
@@ -50,8 +50,9 @@ def _print(console: Console, data: DeviceData) -> None:
     for name in ("problem", "direction", "dtype, layout"):
         table.add_column(name, no_wrap=True)
     peers = [name for name in contenders(data.tuned) if name != text.TUNED]
-    besides = [key for key in BESIDES if any(key in row.record for row in data.tuned)]
-    for name in ("tuned", *besides, *(f"vs {_short(name)}" for name in peers), "floor", "error"):
+    besides = [column for key, column in BESIDES.items() if any(key in row.record for row in data.tuned)]
+    titles = (*(title for title, _ in besides), *(f"vs {_short(name)}" for name in peers))
+    for name in ("tuned", *titles, "floor", "error"):
         table.add_column(name, justify="right")
     for row in data.tuned:
         share, worst = 1 / row.over_floor, row.accuracy()
@@ -60,7 +61,7 @@ def _print(console: Console, data: DeviceData) -> None:
             text.direction_name(row.which) + (" deterministic" if row.deterministic else ""),
             f"{row.text('dtype')} {row.text('layout')}",
             text.time_text(row.time_us),
-            *(BESIDES[key](row) for key in besides),
+            *(cell(row) for _, cell in besides),
             *(_ratio(row, name) for name in peers),
             text.MISSING if math.isnan(share) else f"{share:.0%}",
             text.MISSING if worst is None else text.error_text(worst.error),

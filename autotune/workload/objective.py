@@ -16,7 +16,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Literal
 
 from autotune.errors import ConfigError
 
@@ -73,10 +73,10 @@ class Objective:
     @property
     def study_suffix(self) -> str:
         """Of the name of a study, whose trials are of this objective alone; empty for time."""
-        return self.by.translate(str.maketrans({" ": "-", ":": "-", ",": "-", "=": None}))
+        return self.by.translate(str.maketrans(" :,", "---", "="))
 
     @property
-    def directions(self) -> list[str]:
+    def directions(self) -> list[Literal["minimize"]]:
         """Of Optuna's study: one, or of a front one for each figure."""
         return ["minimize"] * (len(self.figures) if self.is_front else 1)
 

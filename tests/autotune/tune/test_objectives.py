@@ -13,6 +13,7 @@ from database_samples import HOST, entry, store
 from report_samples import page_of, write_results
 from study_cases import CPU, PROBLEM, cost, run
 
+from autotune.cli import show
 from autotune.compare.comparison import ComparisonResult, ComparisonSession, Result, _Comparison
 from autotune.database import trials as trial_records
 from autotune.database.entry import Entry
@@ -323,6 +324,9 @@ def test_an_entry_says_its_objective_with_the_figures_and_one_of_time_is_as_befo
     assert by_energy.peers["e3nn"]["joules"] > 3.0 and by_energy.memory_bytes == 0
     assert set(front.front) == {"candidate 1", "candidate 2", "candidate 3"}, "the default is beaten by the first"
     assert front.front["candidate 3"]["memory_bytes"] == 100
+    shown = "\n".join(show._figures(front, device_facts("cpu"))).replace("\N{NO-BREAK SPACE}", " ")
+    assert "pareto:time,memory: 82.4 µs and 1.00 kB; the default 103 µs and 1.00 kB" in shown
+    assert "candidate 3: 309 µs and 100 B; its knobs: path_groups=4" in shown
     for each in (by_energy, front):
         assert Entry.from_dict(json.loads(json.dumps(each.to_dict()))) == each
     for changes in ({"objective": "speed"}, {"front": {"a": {}}}, {"joules": "many"}):
