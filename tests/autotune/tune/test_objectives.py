@@ -26,6 +26,7 @@ from autotune.measure.space import Space, search_space
 from autotune.measure.trial import ENERGY_WITHIN, Outcome, TrialJob, TrialSetting
 from autotune.report import summary_table
 from autotune.search.loop import Compiled, search
+from autotune.search.samplers import KEY
 from autotune.search.study import Study, study_name
 from autotune.tune.publish import entry_of, gained, why_kept, winner_of
 from autotune.tune.run import tune
@@ -36,6 +37,7 @@ from kernelgen.device import device_facts
 from kernelgen.errors import ToolMissingError
 from kernelgen.kernels.knobs import Knobs
 from kernelgen.kernels.product.schedule import HostSchedule
+from kernelgen.version import GENERATOR_VERSION
 
 optuna = pytest.importorskip("optuna")
 WORK = Workload("small", PROBLEM, "conv", load_graphs()["carbon-small"])
@@ -159,6 +161,9 @@ def test_every_sampler_searches_a_front_whose_trials_a_storage_gets(space: Space
     with opened(space, tmp_path, str(FRONT), sampler=sampler, storage=storage) as study:
         assert run(study, measure, trials=15) == "trials"
         assert len(study.ranking) == 9, "three were wrong, and of three the memory was not measured"
+        told = {trial.user_attrs.get(KEY): trial for trial in study._study.trials}
+        for key in study.finished.keys() & told.keys():
+            assert bool(told[key].constraints) == (study.finished[key]["state"] == "wrong"), "worse, but it runs"
     (name,) = optuna.get_all_study_names(storage)
     stored = optuna.load_study(study_name=name, storage=storage)
     assert "by-pareto-time-memory" in name and len(stored.directions) == 2
@@ -185,19 +190,19 @@ def test_a_search_of_memory_gives_no_slow_schedule_up_and_of_energy_it_does(spac
 
 
 def test_trials_without_a_gain_are_counted_by_the_objective(space: Space, tmp_path: Path) -> None:
-    figures = iter([(9.0, 5.0), (8.0, 5.0), (7.95, 5.0), (10.0, 4.0), (10.0, 4.5)])
+    figures = iter([(9.0, 5.0), (8.0, 5.0), (7.95, 5.0), (10.0, 4.0), (10.0, 4.5), (8.5, 4.98)])
 
     def measure(schedule: Knobs) -> Outcome:
         time_us, energy = next(figures)
         return Outcome("ok", time_us=time_us, samples_us=(time_us,), figures={"joules": energy})
 
     with opened(space, tmp_path, "energy") as study:
-        run(study, measure, trials=5)
+        run(study, measure, trials=6)
         counted = [study.stale]
         for text in ("time", "pareto:time,energy"):
             study.objective = Objective.parse(text)
             counted.append(study.stale)
-    assert counted == [1, 3, 1]
+    assert counted == [2, 4, 2]
 
 
 # What a trial and a comparison measure.
@@ -335,11 +340,13 @@ def test_an_entry_says_its_objective_with_the_figures_and_one_of_time_is_as_befo
 
 
 def test_asking_for_another_objective_replaces_an_entry_and_merging_does_not(tmp_path: Path) -> None:
-    by_time = entry(trials={"file": "", "count": 90, "ok": 90})
-    by_energy = entry(objective="energy", joules=0.1, trials={"file": "", "count": 9, "ok": 9})
+    same = {"generator": GENERATOR_VERSION, "software": {}}
+    by_time = entry(**same, trials={"file": "", "count": 90, "ok": 90})
+    few = {"trials": {"file": "", "count": 9, "ok": 9}}
+    by_energy = entry(**same, **few, objective="energy", joules=0.1)
     store(tmp_path, HOST, by_time)
     database = Database.load(database_path(tmp_path, HOST.slug))
-    assert why_kept(database, by_energy, {"torch": "2.13"}, None) == ""
+    assert why_kept(database, by_energy, {}, None) == "" != why_kept(database, entry(**same, **few), {}, None)
     reason = (False, "ours was tuned by energy, theirs by time")
     assert preferred(by_energy, by_time) == reason and preferred(by_time, by_energy)[0] is False
 
