@@ -164,7 +164,7 @@ def model(
     from autotune.tune.model import DEFAULT_BUDGET_S, tune_passes
     from autotune.tune.model_passes import open_named
 
-    on, folder = options.resolve_device(device), options.results_folder(results)
+    on, folder = _device_for(objective, device), options.results_folder(results)
     opened = open_named(name, structure, on, dtype, training)
     if opened.replaced:
         print(opened.replaced, flush=True)
@@ -204,7 +204,7 @@ def misses(
     search |= {"patience": patience, "with_peers": peers, "tuners": 1 if shared else None, "objective": objective}
     from autotune.tune.model import DEFAULT_BUDGET_S, tune_misses
 
-    on, folder = options.resolve_device(device), options.results_folder(results)
+    on, folder = _device_for(objective, device), options.results_folder(results)
     limit_s = what_is_left(seconds or DEFAULT_BUDGET_S, begin)
     _conclude(lambda _: tune_misses(on, limit_s, search, folder, on_found=_say_what_is_left), on, folder, reports)
 
@@ -228,6 +228,16 @@ def checked(
 def what_is_left(budget_s: float, begin: float) -> float:
     """What the tuner may use of a command's budget: less what passed since ``begin``, and its table and pages."""
     return max(1.0, budget_s - (time.monotonic() - begin) - options.PAGES_S)
+
+
+def _device_for(objective: str, device: str | None) -> str:
+    """The device, refused at once if it does not count what the objective asks for."""
+    from autotune.measure.conditions import require_figures
+    from autotune.workload import objective as objectives
+
+    on = options.resolve_device(device)
+    require_figures(objectives.Objective.parse(objective), on)
+    return on
 
 
 def _conclude(

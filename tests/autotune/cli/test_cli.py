@@ -145,6 +145,7 @@ def test_module_and_mistake_in_a_process_of_its_own() -> None:
         (("tune", "quick", "--sampler", "tpi"), "unknown sampler 'tpi'; did you mean 'tpe'?"),
         (("tune", "quick", "--objective", "speed"), "objective 'speed': 'speed' does not fit there; expected time,"),
         (("tune", "quick", "--objective", "energy", "--device", "cpu"), "objective energy: the energy of device 'cpu'"),
+        (("tune", "misses", "--objective", "memory", "--device", "cpu"), "has times alone; expected a GPU"),
         (("tune", "quick", "--device", "gpu"), "device 'gpu' is not known; expected cpu, cuda or cuda:N"),
         (("tune", "quick", "--device", "mps"), "device mps is not supported"),
         (("tune", "quik"), "did you mean 'quick'?"),

@@ -355,7 +355,7 @@ def test_a_cpu_is_refused_at_once_where_it_counts_nothing(tmp_path: Path, monkey
     require_figures(TIME, "cpu")
     for text, words in (("energy", "energy of device 'cpu' is not counted"), ("pareto:time,memory", "times alone")):
         with pytest.raises(ToolMissingError, match=f"^objective {text}: .*{words}.*leave"):
-            tune(TuneConfig(tmp_path, (WORK,)), "cpu", objective=text, results_dir=tmp_path)
+            tune(TuneConfig(tmp_path, (WORK,)), "cpu", budget=1.0, objective=text, results_dir=tmp_path)
     assert not list(tmp_path.iterdir())
     with pytest.raises(ToolMissingError):
         require_figures(Objective.parse("time=1,energy=0.5"), "cpu")
