@@ -6,7 +6,7 @@ Progress lines in the terminal use it too, so it imports nothing slow.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -152,6 +152,21 @@ def bytes_text(value: float) -> str:
         if value >= scale:
             return f"{significant(value / scale)} {unit}"
     return MISSING if math.isnan(value) else f"{value:.0f} B"
+
+
+def joules_text(value: float) -> str:
+    """1.23 mJ: energy of a call."""
+    if not value > 0:
+        return MISSING
+    unit, scale = next((found for found in (("J", 1.0), ("mJ", 1e-3)) if value >= found[1]), ("µJ", 1e-6))
+    return f"{significant(value / scale)}\N{NO-BREAK SPACE}{unit}"
+
+
+def figures_text(record: Mapping[str, Any]) -> str:
+    """12.3 µs and 1.23 mJ: what a trial or an entry has of a call."""
+    texts: dict[str, Callable[[float], str]]
+    texts = {"time_us": time_text, "joules": joules_text, "memory_bytes": bytes_text}
+    return " and ".join(text(record[key]) for key, text in texts.items() if record.get(key))
 
 
 def geometric_mean(values: Iterable[float]) -> float:

@@ -219,7 +219,7 @@ class _Run:
                 else:
                     missing.append(which)
             if missing:
-                todo.append(Plan(plan.workload, tuple(missing), plan.schedules, plan.origins))
+                todo.append(Plan(plan.workload, tuple(missing), plan.schedules, plan.origins, plan.objectives))
         return rows, todo
 
     def _process(self, failures: Mapping[Kind, str], group: list[Plan]) -> Worker:
@@ -353,12 +353,16 @@ MODEL_PASSES = ("forward", "backward", "force_step")
 
 @dataclass(frozen=True)
 class Plan:
-    """What to measure for one workload; ``schedules`` by contender and direction, ``origins`` of the tuned ones."""
+    """What to measure for one workload; ``schedules`` by contender and direction, ``origins`` of the tuned ones.
+
+    objectives: by direction, of those that were not tuned by time.
+    """
 
     workload: Workload
     passes: tuple[str, ...]
     schedules: dict[str, dict[str, Knobs]]
     origins: dict[str, str]
+    objectives: dict[str, str] = field(default_factory=dict)
 
     def kernels_in(self, which: str) -> tuple[str, ...]:
         """Directions whose schedules a pass uses; a deterministic convolution computes gradients of x separately."""
@@ -405,14 +409,16 @@ def plan_of(workload: Workload, passes: tuple[str, ...] | None, facts: DeviceFac
     graph_class = workload.graph_class()
     default = {direction: space_of(workload, direction, facts).default for direction in workload.directions}
     tuned, origins = {}, {}
+    objectives: dict[str, str] = {}
     for direction in workload.directions:
         entry = database.get(workload.identity(direction))
         if entry is not None:
             tuned[direction], origins[direction] = entry.tuned_schedule, "exact"
-            continue
-        found = Finder(workload.spec(direction, facts), strict=False).find(graph_class)
-        tuned[direction], origins[direction] = found.schedule, found.origin
-    return Plan(workload, passes, {OURS: tuned, DEFAULT: default}, origins)
+        else:
+            found = Finder(workload.spec(direction, facts), strict=False).find(graph_class)
+            tuned[direction], origins[direction], entry = found.schedule, found.origin, found.entry
+        objectives |= {direction: entry.objective} if entry is not None and entry.by else {}
+    return Plan(workload, passes, {OURS: tuned, DEFAULT: default}, origins, objectives)
 
 
 def row_of(plan: Plan, which: str, comparison: ComparisonResult, software: dict[str, str], facts: DeviceFacts) -> Row:
@@ -420,6 +426,7 @@ def row_of(plan: Plan, which: str, comparison: ComparisonResult, software: dict[
     kernels, moved = plan.kernels_in(which), moved_bytes(workload, which)
     results = {name: row[which] for name, row in comparison.results.items() if which in row}
     joules = _known(results, lambda result: result.joules)
+    objectives = {kernel: plan.objectives[kernel] for kernel in kernels if kernel in plan.objectives}
 
     def of_pass(by_contender: dict[str, dict[str, Any]]) -> dict[str, dict[str, Any]]:
         picked = {
@@ -449,6 +456,7 @@ def row_of(plan: Plan, which: str, comparison: ComparisonResult, software: dict[
         "schedules": plan.schedules_in(which),
         "sources": sources_of(plan, which, facts),
         "origins": {kernel: plan.origins[kernel] for kernel in kernels},
+        **({"objectives": objectives} if objectives else {}),
         "resources": of_pass(comparison.resources),
         "errors": of_pass(comparison.errors),
         "certificates": of_pass(comparison.certificates),

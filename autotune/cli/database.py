@@ -113,18 +113,22 @@ def retune(
     stale = [item.entry for item in _stale(table, facts)]
     known = {entry.identity for entry in stale}
     stale += [entry for key, entry in table.by_identity.items() if entry.failed_check and key not in known]
-    workloads = []
-    for same, workload in workloads_of(stale, by_size=True):
-        if isinstance(workload, EquituneError):
-            print(f"{_name(same[0])}: skipped, {workload}")
-        else:
-            workloads.append(workload)
-    print(f"tuning {len(stale)} entries of {len(workloads)} workloads again")
-    if workloads:
-        config = TuneConfig(folder / "stale entries", tuple(workloads))
-        with_peers = options.peers_asked(peers, no_peers, None)
-        left = None if seconds is None else options.what_is_left(seconds, begin)
-        tune(config, device, left, trials, None, None, 0, folder, with_peers, None)
+    objectives = list(dict.fromkeys(entry.objective for entry in stale)) or ["time"]
+    with_peers = options.peers_asked(peers, no_peers, None)
+    for position, objective in enumerate(objectives):
+        of_objective = [entry for entry in stale if entry.objective == objective]
+        workloads = []
+        for same, workload in workloads_of(of_objective, by_size=True):
+            if isinstance(workload, EquituneError):
+                print(f"{_name(same[0])}: skipped, {workload}")
+            else:
+                workloads.append(workload)
+        by = "" if objectives == ["time"] else f" by {objective}"
+        print(f"tuning {len(of_objective)} entries of {len(workloads)} workloads again{by}")
+        if workloads:
+            config = TuneConfig(folder / "stale entries", tuple(workloads))
+            left = None if seconds is None else options.what_is_left(seconds, begin) / (len(objectives) - position)
+            tune(config, device, left, trials, None, None, 0, folder, with_peers, None, objective)
 
 
 @app.command()

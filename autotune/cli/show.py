@@ -22,7 +22,7 @@ from autotune.database.maintenance import facts_of_record, stale_entries
 from autotune.database.store import Table, database_dirs, database_path, device_files, device_record, load_table
 from autotune.errors import ConfigError
 from autotune.paths import typed
-from autotune.text import contender_name, direction_name, interval_text, time_text
+from autotune.text import contender_name, direction_name, figures_text, interval_text, time_text
 from autotune.tune.publish import verdict_of
 from autotune.workload.config import find_problem, load_all, load_config
 from autotune.workload.kind import Problem
@@ -197,6 +197,12 @@ def _figures(entry: Entry, facts: DeviceFacts) -> Iterator[str]:
     yield _row("  graph", f"{graph['name']}, {size}")
     quartiles = f"quartiles {time_text(entry.q1_us)} to {time_text(entry.q3_us)}"
     yield _row("  time", f"{time_text(entry.time_us)} ({quartiles})")
+    if entry.by:
+        figures = f"{figures_text(entry.to_dict())}; the default {figures_text(entry.default)}"
+        yield _row("  objective", f"{entry.objective}: {figures}")
+    for name, one in entry.front.items():
+        knobs = _changes(entry.tuned_schedule, kernel_kind(entry.operation).read(one["schedule"]))
+        yield _row("  front", f"{name}: {figures_text(one)}; its knobs: {knobs}")
     default = _changes(entry.tuned_schedule, kernel_kind(entry.operation).read(entry.default["schedule"]))
     yield _row(
         "  default", f"{time_text(entry.default['time_us'])}, {_ratio(entry.default, entry)}; its knobs: {default}"
@@ -230,7 +236,8 @@ def _figures(entry: Entry, facts: DeviceFacts) -> Iterator[str]:
 def _verdict(entry: Entry) -> str:
     if entry.gain:
         return f"{verdict_of(entry)}, {interval_text(entry.gain)}"
-    second = f"; the runner-up {interval_text(entry.runner_up)} as fast" if entry.runner_up else ""
+    what = "as good" if entry.by else "as fast"
+    second = f"; the runner-up {interval_text(entry.runner_up)} {what}" if entry.runner_up else ""
     return verdict_of(entry) + second
 
 

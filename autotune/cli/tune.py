@@ -44,6 +44,14 @@ Patience = Annotated[
         rich_help_panel=options.SEARCH,
     ),
 ]
+Objective = Annotated[
+    str,
+    typer.Option(
+        help="What to minimise: time, energy (joules a call) or memory (bytes a call); weighted, as time=1,energy=0.5; "
+        "or all that no other beats in each: pareto:time,memory. Energy and memory need a GPU.",
+        rich_help_panel=options.SEARCH,
+    ),
+]
 Shared = Annotated[
     bool,
     typer.Option(
@@ -66,6 +74,7 @@ Storage = Annotated[
         "equitune tune quick",
         "equitune tune configs/mace-mp-medium.toml --budget 10m --device cuda:0",
         "equitune tune configs/h200.toml --devices all --no-peers",
+        "equitune tune own.toml --objective time=1,energy=0.5",
         "equitune tune own.toml --storage postgresql+psycopg://me@host/equitune",
     ),
 )
@@ -77,6 +86,7 @@ def tune_config(
     sampler: Sampler = None,
     seed: Seed = 0,
     patience: Patience = None,
+    objective: Objective = "time",
     devices: Annotated[
         str | None,
         typer.Option(
@@ -98,7 +108,7 @@ def tune_config(
     from autotune.measure.worker import launch_server
     from autotune.workload.toml_tables import config_path
 
-    seconds = checked(budget, trials, sampler, seed, patience)
+    seconds = checked(budget, trials, sampler, seed, patience, objective)
     config_path(config)
     if watch and (shared or devices is not None):
         raise ConfigError("--watch shows one tuner; leave out --shared and --devices, or --watch")
@@ -117,7 +127,8 @@ def tune_config(
     if seconds is None and loaded.budget_s is not None:
         loaded = dataclasses.replace(loaded, budget_s=options.what_is_left(loaded.budget_s, begin))
     seconds = None if seconds is None else options.what_is_left(seconds, begin)
-    arguments = (seconds, trials, sampler, storage, seed, folder, options.peers_asked(peers, no_peers, None), patience)
+    with_peers = options.peers_asked(peers, no_peers, None)
+    arguments = (seconds, trials, sampler, storage, seed, folder, with_peers, patience, objective)
     with ExitStack() as stack, options.Interrupts() as interrupts:
         if shared or devices is not None:
             tune_together(loaded, chosen, *arguments)
@@ -146,6 +157,7 @@ def model(
     sampler: Sampler = None,
     seed: Seed = 0,
     patience: Patience = None,
+    objective: Objective = "time",
     shared: Shared = False,
     storage: Storage = None,
     peers: options.Peers = None,
@@ -155,14 +167,14 @@ def model(
 ) -> None:
     """Tune what a model runs on a structure, and print its times before and after."""
     begin = time.monotonic()
-    seconds = checked(budget, trials, sampler, seed, patience)
+    seconds = checked(budget, trials, sampler, seed, patience, objective)
     search: dict[str, Any] = {"trials": trials, "sampler": sampler, "storage": storage, "seed": seed}
-    search |= {"patience": patience, "tuners": 1 if shared else None}
+    search |= {"patience": patience, "tuners": 1 if shared else None, "objective": objective}
     search |= {"with_peers": options.peers_asked(peers, no_peers, False)}
     from autotune.tune.model import DEFAULT_BUDGET_S, tune_passes
     from autotune.tune.model_passes import open_named
 
-    on, folder = options.resolve_device(device), options.results_folder(results)
+    on, folder = _device_for(objective, device), options.results_folder(results)
     opened = open_named(name, structure, on, dtype, training)
     if opened.replaced:
         print(opened.replaced, flush=True)
@@ -188,6 +200,7 @@ def misses(
     sampler: Sampler = None,
     seed: Seed = 0,
     patience: Patience = None,
+    objective: Objective = "time",
     shared: Shared = False,
     storage: Storage = None,
     peers: options.Peers = None,
@@ -197,29 +210,41 @@ def misses(
 ) -> None:
     """Tune what running models asked for and did not find."""
     begin = time.monotonic()
-    seconds = checked(budget, trials, sampler, seed, patience)
+    seconds = checked(budget, trials, sampler, seed, patience, objective)
     search: dict[str, Any] = {"trials": trials, "sampler": sampler, "storage": storage, "seed": seed}
-    search |= {"patience": patience, "tuners": 1 if shared else None}
+    search |= {"patience": patience, "tuners": 1 if shared else None, "objective": objective}
     search |= {"with_peers": options.peers_asked(peers, no_peers, False)}
     from autotune.tune.model import DEFAULT_BUDGET_S, tune_misses
 
-    on, folder = options.resolve_device(device), options.results_folder(results)
+    on, folder = _device_for(objective, device), options.results_folder(results)
     limit_s = options.what_is_left(seconds or DEFAULT_BUDGET_S, begin)
     _conclude(lambda _: tune_misses(on, limit_s, search, folder, on_found=_say_what_is_left), on, folder, reports)
 
 
 def checked(
-    budget: str | None, trials: int | None, sampler: str | None, seed: int, patience: int | None
+    budget: str | None, trials: int | None, sampler: str | None, seed: int, patience: int | None, objective: str
 ) -> float | None:
     """The budget in seconds; a mistake in an option of a search is answered without torch."""
+    from autotune.workload import objective as objectives
     from autotune.workload.toml_tables import check_seed
 
+    objectives.Objective.parse(objective)
     seconds = options.budget_seconds(budget)
     options.sampler_name(sampler)
     options.positive("--trials", trials)
     options.positive("--patience", patience)
     check_seed(seed)
     return seconds
+
+
+def _device_for(objective: str, device: str | None) -> str:
+    """The device, refused at once if it does not count what the objective asks for."""
+    from autotune.measure.timing import require_figures
+    from autotune.workload import objective as objectives
+
+    on = options.resolve_device(device)
+    require_figures(objectives.Objective.parse(objective), on)
+    return on
 
 
 def _conclude(

@@ -47,14 +47,31 @@ class Result:
     """Result of one contender in one pass: a timing, or why there is none.
 
     memory_bytes: peak memory of one call, beyond what was allocated before; host_us: time until a call returns, on a
-    small graph; joules: of one of many calls in a row. None if not measured on this device.
+    small graph; None if not measured on this device. joules_each: of one of many calls in a row, by round; empty if
+    they were not asked for or not counted.
     """
 
     timing: Timing | None = None
     error: str = ""
     memory_bytes: int | None = None
     host_us: float | None = None
-    joules: float | None = None
+    joules_each: tuple[float, ...] = ()
+
+    @property
+    def joules(self) -> float | None:
+        return statistics.median(self.joules_each) if self.joules_each else None
+
+    @property
+    def figures(self) -> dict[str, float]:
+        """What was measured of a call, by the keys of :data:`autotune.workload.objective.FIGURES`."""
+        time_us = None if self.timing is None else self.timing.median_us
+        joules = None if self.joules is None else float(f"{self.joules:.4g}")
+        found = {"time_us": time_us, "joules": joules, "memory_bytes": self.memory_bytes}
+        return {key: value for key, value in found.items() if value is not None}
+
+    def samples(self, figure: str) -> tuple[float, ...]:
+        """Of ``time`` or ``energy``, by round."""
+        return self.joules_each if figure == "energy" else () if self.timing is None else self.timing.samples_us
 
     def to_dict(self) -> dict[str, Any]:
         return {"error": self.error} if self.timing is None else self.timing.to_dict()
@@ -97,7 +114,7 @@ def run_comparison(
     deadline: float | None = None,
     optional: Collection[str] = (),
     asked: bool = False,
-    energy: bool = False,
+    energy: int = 0,
 ) -> ComparisonResult:
     """Compare in ``passes``. A schedule set takes part in the passes for whose directions it has schedules.
 
@@ -106,8 +123,9 @@ def run_comparison(
     whether to time copies of as many bytes, and the ordering of a new graph. deadline: a moment of ``time.monotonic``.
     Passes share the time until then. Peers for which it is too short are left out, with that as their error, those that
     compile longest first; of ours the fewest samples are taken in any case. optional: of ours, those that are left out
-    too if it is too short. asked: no peer is left out. energy: whether to measure the joules of a call too, about two
-    seconds a contender and pass.
+    too if it is too short. asked: no peer is left out. energy: rounds in which the joules of a call are measured too,
+    about a second a contender (two, if it is one round); the peers take part in the first. Later rounds end with the
+    pass's time.
     """
     options: dict[str, Any]
     if worker is None:
@@ -147,7 +165,7 @@ class _Comparison:
     deadline: float | None = None
     optional: Collection[str] = ()
     asked: bool = False
-    energy: bool = False
+    energy: int = 0
     # Those that were not left out: they stay, whatever another one's crash takes.
     entered: set[str] = field(default_factory=set)
     fallen: dict[tuple[str, str], str] = field(default_factory=dict)
@@ -255,7 +273,7 @@ class _Comparison:
         counts: dict[str, int] = {}
         fewest: dict[str, int] = {}
         conditions: dict[str, Answer] = {}
-        joules: dict[str, float | None] = {}
+        joules: dict[str, tuple[float, ...]] = {}
         end = self._end_of(which)
 
         def sample(names: Iterable[str]) -> None:
@@ -285,7 +303,7 @@ class _Comparison:
                 with self._timed(f"sample slow {name} {which}"):
                     sample([name] * count)
                     conditions[name] = self._ask(name, which, SAMPLE_LIMIT_S, ComparisonSession.conditions)
-                    joules |= self._joules(which, [] if name in failed else [name])
+                    joules |= self._joules(which, [] if name in failed else [name], end)
                     self.worker.ask(SAMPLE_LIMIT_S, ComparisonSession.release, name)
             else:
                 counts |= {} if name in failed else {name: count}
@@ -294,7 +312,7 @@ class _Comparison:
             take_in_rounds(counts, samples, self.ours, sample)
         for name in [name for name in counts if name not in failed]:
             conditions[name] = self._ask(name, which, SAMPLE_LIMIT_S, ComparisonSession.conditions)
-        joules |= self._joules(which, [name for name in counts if name not in failed])
+        joules |= self._joules(which, [name for name in counts if name not in failed], end)
         with self._timed(f"host {which}"):
             host_us = self._host_times(which, {name: warm[name] for name in warm if name not in failed})
         return {
@@ -304,16 +322,25 @@ class _Comparison:
                 timing_of(samples[name], conditions=conditions[name].conditions),
                 memory_bytes=warm[name].memory_bytes,
                 host_us=host_us.get(name),
-                joules=joules.get(name),
+                joules_each=joules.get(name, ()),
             )
             for name in entered
         }
 
-    def _joules(self, which: str, names: Iterable[str]) -> dict[str, float | None]:
-        if not self.energy:
-            return {}
+    def _joules(self, which: str, names: Iterable[str], end: float | None) -> dict[str, tuple[float, ...]]:
+        """By contender and round, taken in turn like samples."""
+        from autotune.measure.timing import ENERGY_ROUND_S, ENERGY_S
+
+        found: dict[str, tuple[float, ...]] = {name: () for name in names} if self.energy else {}
+        seconds = ENERGY_S if self.energy == 1 else ENERGY_ROUND_S
         with self._timed(f"energy {which}"):
-            return {name: self._ask(name, which, SAMPLE_LIMIT_S, ComparisonSession.energy).joules for name in names}
+            for turn in range(self.energy):
+                for name in found if turn == 0 else [name for name in found if name in self.ours and found[name]]:
+                    if turn and end is not None and monotonic() >= end:
+                        break
+                    joules = self._ask(name, which, SAMPLE_LIMIT_S, ComparisonSession.energy, seconds).joules
+                    found[name] += () if joules is None else (joules,)
+        return found
 
     def _host_times(self, which: str, warm: Mapping[str, Answer]) -> dict[str, float]:
         """The least of several rows of calls, taken in turn like samples; fewer rows for a slow host."""
@@ -569,11 +596,11 @@ class ComparisonSession(WorkloadSession):
         return Answer(conditions=self.samplers[name].conditions().to_dict())
 
     @of_contender
-    def energy(self, name: str) -> Answer:
+    def energy(self, name: str, seconds: float) -> Answer:
         """Joules of the GPU for one of many calls in a row, with warm caches; None where it is not counted."""
         from autotune.measure.timing import joules_a_call
 
-        return Answer(joules=joules_a_call(self.samplers[name].call, self.device))
+        return Answer(joules=joules_a_call(self.samplers[name].call, self.device, seconds))
 
     @of_contender
     def host_row(self, name: str, seconds: float) -> Answer:

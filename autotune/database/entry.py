@@ -19,6 +19,7 @@ from typing import Any
 
 from autotune.errors import DatabaseError
 from autotune.workload.known_kinds import KINDS, OPERATIONS, kernel_kind, problem_from_key
+from autotune.workload.objective import FIGURES, TIME, Objective
 from autotune.workload.workload import GraphClass, Identity
 from kernelgen.device import DeviceFacts
 from kernelgen.errors import EquituneError
@@ -36,7 +37,7 @@ GAIN = dict.fromkeys(("ratio", "low", "high", "level"), "float")
 CERTIFICATE = {"bitwise": "bool", "equivariance": "float", "edges": "int", "environment": "str"}
 _TRIALS_FILE = re.compile(r"trials/[^\W_]([^\W_]|-){0,99}/[A-Za-z0-9_.-]{1,200}\.jsonl")
 # Omitted from files when empty.
-OPTIONAL = ("source", "gain", "certificate", "checked", "runner_up", "conditions")
+OPTIONAL = ("source", "gain", "certificate", "checked", "runner_up", "conditions", "joules", "memory_bytes", "front")
 
 
 @dataclass(frozen=True)
@@ -57,6 +58,11 @@ class Entry:
     certificate: ``bitwise`` (two runs gave the same bits), ``equivariance`` (relative error), ``edges`` (number checked
         for errors), ``environment`` (hash of software and driver versions). Empty, or without ``equivariance``, where
         it was not measured: ``equitune db verify`` measures it.
+    objective: by what the schedule was chosen (:mod:`autotune.workload.objective`); ``time`` in older entries, and then
+        omitted from files. The runtime serves the entry whatever it is. gain and runner_up are ratios of it.
+    joules, memory_bytes: of a call, if the objective asks for them, and then also in ``default`` and ``peers``; else 0.
+    front: of the objective ``pareto:``, the schedules to which none was better in one figure and as good in the others,
+        with their figures, by the names that they had in the comparison.
     checked: result of the last ``equitune db verify``: date, state (ok, drifted, or how it failed), reason, time_us.
 
     Raises DatabaseError with the field, its value and what was expected.
@@ -93,6 +99,10 @@ class Entry:
     checked: Mapping[str, Any] = dataclasses.field(default_factory=dict)
     runner_up: Mapping[str, Any] = dataclasses.field(default_factory=dict)
     conditions: Mapping[str, Any] = dataclasses.field(default_factory=dict)
+    objective: str = str(TIME)
+    joules: float = 0.0
+    memory_bytes: float = 0.0
+    front: Mapping[str, Any] = dataclasses.field(default_factory=dict)
 
     def __post_init__(self) -> None:
         # The tuner passes a schedule object, files hold its data: both are accepted.
@@ -116,6 +126,14 @@ class Entry:
         _check_times("default", self.default)
         for name, peer in self.peers.items():
             _check_peer(f"peers[{name!r}]", peer)
+        for name, one in self.front.items():
+            _check_type(f"front[{name!r}]", one, "Mapping")
+            _check_type(f"front[{name!r}]['schedule']", one.get("schedule"), "Mapping")
+            _check_times(f"front[{name!r}]", one)
+        try:
+            Objective.parse(self.objective)
+        except EquituneError as error:
+            raise DatabaseError(f"entry field {error}") from error
         for name in ("state", "reason", "date"):
             _check_type(f"checked[{name!r}]", self.checked.get(name, ""), "str")
         _check_values("errors", self.errors, dict.fromkeys(self.errors, "float"))
@@ -168,7 +186,14 @@ class Entry:
     def to_dict(self) -> dict[str, Any]:
         """Plain JSON data, fields in the order of the class, empty optional fields omitted."""
         data = {field.name: _plain(getattr(self, field.name)) for field in dataclasses.fields(self)}
+        if self.objective == str(TIME):
+            del data["objective"]
         return {name: value for name, value in data.items() if value or name not in OPTIONAL}
+
+    @property
+    def by(self) -> str:
+        """What a text adds to its gain or its verdict: `` by energy``; empty for time."""
+        return Objective.parse(self.objective).by
 
     @property
     def worst_error(self) -> float:
@@ -268,8 +293,8 @@ def _check_graph(graph: Mapping[str, Any], graph_class: str) -> None:
 
 
 def _check_times(name: str, times: Mapping[str, Any]) -> None:
-    for time in TIMES:
-        _check_type(f"{name}[{time!r}]", times.get(time), "float")
+    for key in (*TIMES, *(key for key in FIGURES.values() if key in times)):
+        _check_type(f"{name}[{key!r}]", times.get(key), "float")
 
 
 def _check_peer(name: str, peer: Any) -> None:

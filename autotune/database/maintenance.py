@@ -155,8 +155,11 @@ def preferred(ours: Entry, theirs: Entry, generator: str = GENERATOR_VERSION) ->
     """Whether ``theirs`` replaces ``ours``, and why.
 
     An entry of the present generator wins; then one with at least twice the finished trials; then one that is faster on
-    a graph of the same size, beyond the middle halves of both entries' samples; then the newer one.
+    a graph of the same size, beyond the middle halves of both entries' samples; then the newer one. Where they were
+    tuned by different objectives, ours stays.
     """
+    if ours.objective != theirs.objective:
+        return False, f"ours was tuned by {ours.objective}, theirs by {theirs.objective}"
     present = ours.generator == generator, theirs.generator == generator
     if present[0] != present[1]:
         return present[1], f"{'theirs' if present[1] else 'ours'} has the current generator"

@@ -25,6 +25,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
+from autotune.workload.objective import Objective
 from kernelgen.errors import InputError, ToolMissingError
 
 # What disturbs a measurement: other work on its cores, the hypervisor, a throttled GPU, other processes on the GPU.
@@ -193,6 +194,20 @@ def require_energy(device: torch.device | str) -> None:
         )
 
 
+def require_figures(objective: Objective, device: torch.device | str) -> None:
+    """ToolMissingError, with what to do, unless a device has all figures of an objective; a CPU has time alone."""
+    try:
+        if "energy" in objective.figures:
+            require_energy(device)
+        if "memory" in objective.figures and torch.device(device).type != "cuda":
+            raise ToolMissingError(
+                f"the memory of a call is not counted on device {str(device)!r}, which has times alone; expected a "
+                "GPU, whose memory torch's allocator counts: tune there, or leave memory out"
+            )
+    except ToolMissingError as error:
+        raise ToolMissingError(f"objective {objective}: {error}") from None
+
+
 def gpu_processes(device: torch.device, since_us: int) -> int:
     """The number of other processes that computed on a GPU since a time of the host's clock, in microseconds."""
     nvml, handle = _nvml(device)
@@ -225,6 +240,8 @@ PEAK_CALLS, PEAK_PAUSE_S = 3, 1e-3
 # Seconds of calls in a row whose energy is measured, those before it, about those between two readings, and the longest
 # between two steps of a counter that moves.
 ENERGY_S, STEADY_S, READING_S, COUNTER_S = 1.0, 0.3, 0.01, 5.0
+# The first of these for a trial, and for one of several rounds of a comparison.
+ENERGY_ROUND_S = 0.5
 # Device clock cycles of the wait before a sample: about a millisecond, doubled, up to about 130 ms, until it exceeds
 # the least time in which the host launched a warm call; and again if the device reached a sample before the host had
 # launched all of it, several times in a row. A single time may be a delay of the host, and all contenders should

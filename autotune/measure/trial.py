@@ -20,6 +20,7 @@ from autotune.database.entry import what_is_wrong
 from autotune.measure.kinds import Run, guarded, measured_kind, order_of
 from autotune.measure.references import Reference
 from autotune.measure.worker import Worker, WorkerLost
+from autotune.workload.objective import FIGURES, TIME
 from autotune.workload.workload import Tensors, Workload
 from kernelgen.compat import o3
 from kernelgen.device import device_facts
@@ -30,6 +31,8 @@ from kernelgen.kernels.product.plan import small_graph_edges
 if TYPE_CHECKING:
     from autotune.measure.timing import Timing
 
+# Whose energy is measured: a kernel that takes so many times the least time would have to draw as much less power.
+ENERGY_WITHIN = 1.5
 STATES = ("ok", "pruned", "illegal", "compile", "launch", "memory", "wrong", "timeout", "crashed")
 
 
@@ -42,7 +45,8 @@ class Outcome:
     conditions: of the machine while it was timed, see :mod:`autotune.measure.timing`.
     errors: largest relative error against float64 by output slot. certificate: see
     :func:`autotune.measure.trial.certify`; empty unless it was asked for. device_lost: nothing more can run in
-    that process.
+    that process. figures: what else was asked for and found of a call, by the keys of
+    :data:`autotune.workload.objective.FIGURES`.
     """
 
     state: str
@@ -59,6 +63,7 @@ class Outcome:
     conditions: Mapping[str, Any] = field(default_factory=dict)
     compile_s: float | None = None
     measure_s: float | None = None
+    figures: Mapping[str, float] = field(default_factory=dict)
     device_lost: bool = False
 
     @property
@@ -68,9 +73,10 @@ class Outcome:
 
 @dataclass(frozen=True)
 class TrialJob:
-    """Measure ``schedule`` for one direction. ``best_us``: the study's best time so far, to give up slow candidates.
+    """Measure ``schedule`` for one direction. ``best_us``: the study's least time so far, to give up slow candidates.
 
-    max_seconds: of timing; None: no time is taken. certifies: measure the certificate too.
+    max_seconds: of timing; None: no time is taken. certifies: measure the certificate too. figures: of a call, by
+    name; energy takes a second, so only schedules within :data:`ENERGY_WITHIN` of ``best_us`` get it.
     """
 
     direction: str
@@ -78,6 +84,7 @@ class TrialJob:
     best_us: float | None = None
     max_seconds: float | None = 1.0
     certifies: bool = False
+    figures: tuple[str, ...] = TIME.figures
 
 
 @dataclass(frozen=True)
@@ -148,13 +155,14 @@ class TrialSession(WorkloadSession):
             if job.max_seconds is None:
                 return Outcome("ok", errors=errors, certificate=certificate, **known)
             timing = self._timing(operator, job)
+            figures = self._figures(operator, job, timing)
             later, _ = self.check(operator, job.direction, certifies=False)
             errors = {slot: max(error, later[slot]) for slot, error in errors.items()}
             if (wrong := what_is_wrong(later, self.workload.tolerance)) is not None:
                 return Outcome(
                     "wrong", f"right at its first launch, not at a later one: {wrong}", errors=finite(errors)
                 )
-            return outcome_of(timing, errors=errors, certificate=certificate, **known)
+            return outcome_of(timing, errors=errors, certificate=certificate, figures=figures, **known)
         except ScheduleError as error:
             return Outcome("illegal", str(error))
         except CompileError as error:
@@ -176,6 +184,18 @@ class TrialSession(WorkloadSession):
         options: dict[str, Any] = {"max_seconds": job.max_seconds, "hopeless_us": hopeless}
         # Of small graphs, where loading the code matters: a long kernel loads its code once.
         return time_callable(self.run(operator, job.direction), self.device, cold_code=self.is_small, **options)
+
+    def _figures(self, operator: Any, job: TrialJob, timing: Timing) -> dict[str, float]:
+        """What the job asks for besides time, as far as it is known here."""
+        from autotune.measure.timing import ENERGY_ROUND_S, Sampler, joules_a_call
+
+        run, found = self.run(operator, job.direction), dict[str, float | None]()
+        if "memory" in job.figures:
+            found["memory"] = Sampler(run, self.device, cold_cache=False).peak_bytes()
+        is_near = job.best_us is None or timing.median_us <= ENERGY_WITHIN * job.best_us
+        if "energy" in job.figures and is_near and not timing.cut:
+            found["energy"] = joules_a_call(run, self.device, ENERGY_ROUND_S)
+        return {FIGURES[name]: value for name, value in found.items() if value is not None}
 
 
 def outcome_of(timing: Timing, **known: Any) -> Outcome:

@@ -242,9 +242,9 @@ class Held:
 
 
 def winner_of(entry: Entry) -> Winner | None:
-    """An entry's schedule as the table of the runtime has it."""
+    """An entry's schedule as the table of the runtime has it; None if it was not tuned by time."""
     schedule = entry.tuned_schedule
-    if not isinstance(schedule, CudaSchedule) or not schedule.fuse:
+    if not isinstance(schedule, CudaSchedule) or not schedule.fuse or entry.by:
         return None
     return Winner(schedule, entry.layout, predicted.is_small(entry.parsed_graph_class))
 

@@ -18,6 +18,7 @@ from autotune.database.entry import Entry
 from autotune.database.store import device_files, is_slug, read_table
 from autotune.errors import DatabaseError
 from autotune.workload.known_kinds import kernel_kind
+from autotune.workload.objective import FIGURES, TIME, Objective
 from kernelgen.errors import EquituneError, cause_of
 from kernelgen.files import parse_json
 
@@ -41,7 +42,7 @@ ERRORS = {"constraints": "InvalidConfig", "compile": "CompilationFailedConfig"}
 FACTS = ("label", "problem", "operation", "direction", "dtype", "layout", "graph", "graph_class", "deterministic")
 # Fields of a trial that have a place of their own in T4.
 PLACED = ("time", "schedule", "samples_us", "time_us", "compile_s", "study")
-UNITS = {"_us": "us", "_s": "s", "_bytes": "B", "_mhz": "MHz", "_w": "W"}
+UNITS = {"_us": "us", "_s": "s", "_bytes": "B", "_mhz": "MHz", "_w": "W", "joules": "J"}
 # Of a knob that a schedule of an older generator does not have.
 ABSENT = "absent"
 T1, T4, CACHE = ".t1.json", ".t4.json", ".cache.json"
@@ -131,7 +132,7 @@ def _t4(results: Iterable[dict[str, Any]], about: Mapping[str, Any]) -> dict[str
 
 def _result(line: Mapping[str, Any], schedule: Mapping[str, Any]) -> dict[str, Any]:
     """One trial. ``correctness`` is 0 for a kernel whose values were wrong or that did not run."""
-    state = line["state"]
+    state, objective = line["state"], Objective.parse(str(line.get("objective", TIME)))
     measured = {name: value for name, value in line.items() if name not in PLACED}
     if line.get("time_us") is not None:
         measured = {"time": _milliseconds(line["time_us"]), **measured}
@@ -147,7 +148,7 @@ def _result(line: Mapping[str, Any], schedule: Mapping[str, Any]) -> dict[str, A
         },
         "invalidity": INVALIDITY.get(state, "runtime"),
         "correctness": int(state == "ok"),
-        "objectives": ["time"],
+        "objectives": [FIGURES[name] if name != "time" else name for name in objective.figures],
         "measurements": list(_measurements(measured)),
     }
 

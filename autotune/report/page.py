@@ -37,11 +37,12 @@ def first_screen(data: DeviceData) -> dict[str, Any]:
     joint: of models that run by Equitune and cuEquivariance together. random: whether any has random weights.
     """
     device = str(data.device["name"])
+    note = objectives_sentence(data.rows)
     if not data.models:
-        sentence, picker = kernels_sentence(kernel_rows(data), device), kernel_picker(data)
+        sentence, picker = kernels_sentence(kernel_rows(data), device) + note, kernel_picker(data)
         return {"sentence": sentence, "picker": picker, "joint": "", "random": False}
     return {
-        "sentence": models.models_sentence(data.models, device),
+        "sentence": models.models_sentence(data.models, device) + note,
         "picker": models.model_picker(data.models),
         "joint": models.joint_sentence(data.models),
         "random": any(row.random for row in data.models),
@@ -148,6 +149,15 @@ def kernels_sentence(rows: Sequence[SuiteRow], device: str) -> str:
         return "No tuned time has been published for this device yet."
     mean, least = geometric_mean(row.default_ratio for row in timed), min(row.default_ratio for row in timed)
     return f"On this {device}, tuned kernels are {floored_ratio(mean)} as fast as the untuned default on the mean of {rows_text(len(timed))}, at least {floored_ratio(least)}. No peer was timed."  # noqa: E501
+
+
+def objectives_sentence(rows: Sequence[SuiteRow]) -> str:
+    """How many schedules were chosen by something else than time, so that times say less of them; empty if none."""
+    others = [row for row in rows if row.objectives]
+    if not others:
+        return ""
+    by = ", ".join(sorted({row.objectives for row in others}))
+    return f" The schedules of {len(others)} of {rows_text(len(rows))} were tuned by {by}, not by time."
 
 
 # The command that measures one row again, filled in.

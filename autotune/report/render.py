@@ -95,6 +95,7 @@ def environment() -> jinja2.Environment:
         "gains": gains,
         "grouped": text.count,
         "knob_names": knob_names,
+        "joules": text.joules_text,
         "mean": text.geometric_mean,
         "path": lambda name: {text.TUNED: "Equitune", text.STOCK: "stock"}.get(name, text.contender_name(name)),
         "percent": lambda share: text.MISSING if math.isnan(share) else f"{share:.0%}",

@@ -244,6 +244,11 @@ class SuiteRow:
         return number(mapping(self.record.get("joules")).get(contender))
 
     @property
+    def objectives(self) -> str:
+        """By what its schedules were tuned, where it was not time."""
+        return " and ".join(sorted(set(map(str, mapping(self.record.get("objectives")).values()))))
+
+    @property
     def memory_ratio(self) -> float:
         theirs = self.memory(self.peer)
         return self.memory(TUNED) / theirs if theirs > 0 else math.nan
@@ -282,7 +287,8 @@ class SuiteRow:
 
     def stored_interval(self, contender: str) -> tuple[float, float] | None:
         """Of the ratio to the tuned time, as an entry keeps it, without samples; None if it does not."""
-        kept = mapping(self.record.get("gain")) if contender == DEFAULT else self._timing(contender)
+        gain = {} if self.objectives else mapping(self.record.get("gain"))  # of another objective it is no time's
+        kept = gain if contender == DEFAULT else self._timing(contender)
         low, high = number(kept.get("low")), number(kept.get("high"))
         return None if math.isnan(low) or math.isnan(high) else (low, high)
 
@@ -320,8 +326,13 @@ def entry_row(entry: dict[str, Any]) -> SuiteRow:
     """A published entry as a row of its direction."""
     times = {TUNED: entry, DEFAULT: entry.get("default"), **mapping(entry.get("peers"))}
     times = {name: timing for name, timing in times.items() if isinstance(timing, dict)}
-    direction = str(entry.get("direction"))
-    return SuiteRow(entry | {"pass": direction, "times": times, "errors": {TUNED: {direction: entry.get("errors")}}})
+    direction, objective = str(entry.get("direction")), entry.get("objective")
+    known = {"pass": direction, "times": times, "errors": {TUNED: {direction: entry.get("errors")}}}
+    known |= {"objectives": {direction: objective}} if objective else {}
+    for name, key in (("joules", "joules"), ("memory", "memory_bytes")):
+        figures = {name: timing[key] for name, timing in times.items() if key in timing}
+        known |= {name: figures} if figures else {}
+    return SuiteRow(entry | known)
 
 
 def contenders(rows: Iterable[SuiteRow]) -> list[str]:

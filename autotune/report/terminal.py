@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import math
+from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -18,6 +19,12 @@ if TYPE_CHECKING:
 WIDE = 1000
 # Reasons of a failed peer that are printed, and characters of each; the report page has all.
 MOST_REASONS, LONGEST_REASON = 2, 160
+# Columns that only entries of other objectives than time have, by their key in a record.
+BESIDES: dict[str, tuple[str, Callable[[SuiteRow], str]]] = {
+    "joules": ("energy", lambda row: text.joules_text(row.joules(text.TUNED))),
+    "memory": ("memory", lambda row: text.bytes_text(row.memory(text.TUNED))),
+    "objectives": ("tuned by", lambda row: row.objectives or "time"),
+}
 
 
 def summary_table(results_dir: str | Path, device: str | None = None) -> str:
@@ -43,7 +50,9 @@ def _print(console: Console, data: DeviceData) -> None:
     for name in ("problem", "direction", "dtype, layout"):
         table.add_column(name, no_wrap=True)
     peers = [name for name in contenders(data.tuned) if name != text.TUNED]
-    for name in ("tuned", *(f"vs {_short(name)}" for name in peers), "floor", "error"):
+    besides = [column for key, column in BESIDES.items() if any(key in row.record for row in data.tuned)]
+    titles = (*(title for title, _ in besides), *(f"vs {_short(name)}" for name in peers))
+    for name in ("tuned", *titles, "floor", "error"):
         table.add_column(name, justify="right")
     for row in data.tuned:
         share, worst = 1 / row.over_floor, row.accuracy()
@@ -52,6 +61,7 @@ def _print(console: Console, data: DeviceData) -> None:
             text.direction_name(row.which) + (" deterministic" if row.deterministic else ""),
             f"{row.text('dtype')} {row.text('layout')}",
             text.time_text(row.time_us),
+            *(cell(row) for _, cell in besides),
             *(_ratio(row, name) for name in peers),
             text.MISSING if math.isnan(share) else f"{share:.0%}",
             text.MISSING if worst is None else text.error_text(worst.error),

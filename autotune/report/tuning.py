@@ -41,6 +41,7 @@ from autotune.text import (
     entry_note,
     unit_for,
 )
+from autotune.workload.objective import FIGURES
 
 STRIPS = 2
 REASONS = 4
@@ -52,7 +53,7 @@ def search(data: DeviceData, sources: Sources) -> dict[str, Any]:
 
     drawn, ranked_drawn: studies with figures. ranked: those that tell which knobs mattered; ranked_names: every knob,
     the one first that matters most over all studies. notes: why contenders have no time, each reason once. unreadable:
-    lines of the trial files that were skipped.
+    lines of the trial files that were skipped. besides: columns that only entries of other objectives than time have.
     """
     tuned = [_tuned_row(data, row, sources) for row in data.tuned]
     names = contenders(data.tuned)
@@ -72,6 +73,7 @@ def search(data: DeviceData, sources: Sources) -> dict[str, Any]:
         "contenders": names,
         "unit": unit_for(time_us for row in data.tuned for time_us in row.times.values()),
         "notes": list(dict.fromkeys(failed)),
+        "besides": [key for key in ("joules", "memory", "objectives") if any(key in row.record for row in data.tuned)],
         "knob_names": knob_names(row.schedule for row in tuned),
         "resource_names": plain_names(row.resources for row in tuned),
         "studies": studies,
@@ -124,7 +126,8 @@ def _studies(data: DeviceData) -> list[Study]:
         trials = by_file.pop(Path(str(mapping(row.record.get("trials")).get("file"))).stem, None)
         if trials is not None:
             title = f"{row.text('label')} \N{MIDDLE DOT} {direction_name(row.which)}"
-            detail = ", ".join(filter(None, (row.graph, row.form, row.text("dtype"), row.text("layout"))))
+            by = f"by {row.objectives}" if row.objectives else ""
+            detail = ", ".join(filter(None, (row.graph, row.form, row.text("dtype"), row.text("layout"), by)))
             studies.append(Study(title, detail, trials, row.default_us, knob_importances(trials)))
     alone = (Study(name, "no published entry", trials, math.nan, knob_importances(trials))
              for name, trials in by_file.items())  # fmt: skip
@@ -202,7 +205,15 @@ class TunedRow:
             )
             return "default confirmed" if is_clear else "no clear gain; the default schedule is published"
         ratio, low, high, level = (number(gain.get(key)) for key in ("ratio", "low", "high", "level"))
-        return f"{ratio:.3f}\N{MULTIPLICATION SIGN} ({low:.3f} to {high:.3f} at {level:.0%})"
+        by = f" by {self.row.objectives}" if self.row.objectives else ""
+        return f"{ratio:.3f}\N{MULTIPLICATION SIGN} ({low:.3f} to {high:.3f} at {level:.0%}){by}"
+
+    @property
+    def front(self) -> Iterator[tuple[str, float, float, float, dict[str, Any]]]:
+        """(name in the comparison, time in us, joules, bytes, schedule) of each schedule of a front."""
+        for name, one in mapping(self.entry.get("front")).items():
+            time_us, joules, memory = (number(mapping(one).get(key)) for key in FIGURES.values())
+            yield name, time_us, joules, memory, mapping(mapping(one).get("schedule"))
 
     @property
     def summary(self) -> str:

@@ -22,6 +22,7 @@ from autotune.measure.space import Space
 from autotune.measure.trial import Outcome, TrialJob, run_trial
 from autotune.measure.worker import Worker
 from autotune.search.study import Proposal, Study
+from autotune.workload.objective import TIME
 from kernelgen.device import DeviceFacts
 from kernelgen.errors import CompileError, EquituneError
 from kernelgen.kernels.knobs import Knobs
@@ -37,7 +38,7 @@ class Compiled:
 
 # Compiles a schedule into the cache; raises CompileError.
 Prepare = Callable[[Knobs], Compiled]
-# Measures a schedule, given the best time so far.
+# Measures a schedule, given the least time so far.
 Measure = Callable[[Knobs, float | None], Outcome]
 Ahead = deque[tuple[Proposal, Future[Compiled]]]
 
@@ -150,7 +151,7 @@ def _outcome(study: Study, proposal: Proposal, future: Future[Compiled], measure
     if hopeless is not None:
         return Outcome("pruned", hopeless, resources=compiled.resources, compile_s=seconds)
     begin = time.monotonic()
-    outcome = measure(proposal.schedule, study.best_us)
+    outcome = measure(proposal.schedule, study.pace_us)
     return dataclasses.replace(outcome, compile_s=seconds, measure_s=round(time.monotonic() - begin, 3))
 
 
@@ -169,13 +170,15 @@ class Measurer:
     direction: str
     sampling_s: float
     longest_s: float = 0.0
+    figures: tuple[str, ...] = TIME.figures
 
     def __call__(self, schedule: Knobs, best_us: float | None) -> Outcome:
         limit = max(LEAST_LIMIT_S, LIMIT_FACTOR * self.longest_s)
         if self.worker.fresh or not self.longest_s:
             limit = FIRST_LIMIT_S
         begin = time.monotonic()
-        outcome = run_trial(self.worker, TrialJob(self.direction, schedule, best_us, self.sampling_s), limit)
+        job = TrialJob(self.direction, schedule, best_us, self.sampling_s, figures=self.figures)
+        outcome = run_trial(self.worker, job, limit)
         if outcome.ok and limit < FIRST_LIMIT_S:
             self.longest_s = max(self.longest_s, time.monotonic() - begin)
         elif outcome.ok:

@@ -18,6 +18,7 @@ import filelock
 
 from autotune.errors import ConfigError, StudyError
 from autotune.measure.space import Space
+from autotune.workload.objective import TIME, Objective
 from autotune.workload.toml_tables import SEEDS, check_sampler
 from kernelgen.kernels.knobs import Knobs
 
@@ -90,7 +91,10 @@ def _sampler_class(text: str) -> Callable[..., optuna.samplers.BaseSampler]:
 
 
 def open_optuna(
-    storage: str | optuna.storages.BaseStorage | None, name: str, sampler: optuna.samplers.BaseSampler | None = None
+    storage: str | optuna.storages.BaseStorage | None,
+    name: str,
+    sampler: optuna.samplers.BaseSampler | None = None,
+    objective: Objective = TIME,
 ) -> optuna.Study:
     """Create or load; None means in memory. A SQLite file left incomplete by a kill is moved aside and recreated."""
     import optuna
@@ -98,7 +102,8 @@ def open_optuna(
     optuna.logging.set_verbosity(optuna.logging.WARNING)
 
     def create() -> optuna.Study:
-        return optuna.create_study(storage=storage, sampler=sampler, study_name=name, load_if_exists=True)
+        known: dict[str, Any] = {"study_name": name, "load_if_exists": True, "directions": objective.directions}
+        return optuna.create_study(storage=storage, sampler=sampler, **known)
 
     file = sqlite_file(storage)
     with making(file) if file else nullcontext():
@@ -133,13 +138,16 @@ def _reason(error: BaseException) -> str:
 
 
 def add_missing(
-    storage: str | optuna.storages.BaseStorage, name: str, trials: Sequence[optuna.trial.FrozenTrial]
+    storage: str | optuna.storages.BaseStorage,
+    name: str,
+    trials: Sequence[optuna.trial.FrozenTrial],
+    objective: Objective = TIME,
 ) -> None:
     """Copy finished trials whose schedules the Optuna study does not have yet."""
     file = sqlite_file(storage)
     # SQLite allows one writer at a time, and studies of other tuners may be in the same file.
     with making(file) if file else nullcontext():
-        study = open_optuna(storage, name)
+        study = open_optuna(storage, name, objective=objective)
         told = {trial.user_attrs.get(KEY) for trial in study.get_trials(deepcopy=False)}
         try:
             study.add_trials(trial for trial in trials if trial.user_attrs[KEY] not in told)
@@ -170,17 +178,24 @@ def optuna_name(space: Space, name: str, generator: str) -> str:
     return f"{space.spec.facts.slug}/{name}@{generator}#{digest}"
 
 
-def known_trial(space: Space, schedule: Knobs, line: dict[str, Any]) -> optuna.trial.FrozenTrial | None:
-    """A record as a finished trial; None if the space does not contain its schedule."""
+def known_trial(
+    space: Space, schedule: Knobs, line: dict[str, Any], objective: Objective = TIME
+) -> optuna.trial.FrozenTrial | None:
+    """A record as a finished trial; None if the space does not contain its schedule.
+
+    Without all figures of the objective it counts as pruned: worse than those that have them, better than one that
+    failed.
+    """
     import optuna
 
     values = space.values(schedule)
     if values is None:
         return None
     ok = line["state"] == "ok"
+    found = objective.values(line) if ok else None
     return optuna.trial.create_trial(
-        state=optuna.trial.TrialState.COMPLETE if ok else optuna.trial.TrialState.PRUNED,
-        value=line["time_us"] if ok else None,
+        state=optuna.trial.TrialState.COMPLETE if found else optuna.trial.TrialState.PRUNED,
+        values=found,
         params=values,
         distributions=distributions(space),
         user_attrs={KEY: schedule.key, RECORD: line},

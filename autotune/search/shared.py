@@ -25,6 +25,7 @@ from autotune.database import trials as trial_records
 from autotune.errors import StudyError
 from autotune.measure.space import Space
 from autotune.search.samplers import KEY, RECORD, distributions, making, sqlite_file
+from autotune.workload.objective import TIME, Objective
 from kernelgen.kernels.knobs import Knobs
 
 if TYPE_CHECKING:
@@ -325,7 +326,12 @@ class Shared(Claims):
     """One tuner's claims in a study of a storage; ``folder``: claims of its results folder, which keeps the trials."""
 
     def __init__(
-        self, folder: FolderClaims, storage: str | optuna.storages.BaseStorage, name: str, space: Space
+        self,
+        folder: FolderClaims,
+        storage: str | optuna.storages.BaseStorage,
+        name: str,
+        space: Space,
+        objective: Objective = TIME,
     ) -> None:
         import optuna
 
@@ -335,8 +341,11 @@ class Shared(Claims):
         # Only a storage opened by its URL has heartbeats.
         self._server = opened if isinstance(opened, optuna.storages.RDBStorage) else None
         self._storage = optuna.storages.get_storage(opened)
+        self._objective = objective
         self._study = self._access.patiently(
-            lambda: optuna.create_study(storage=self._storage, study_name=name, load_if_exists=True)
+            lambda: optuna.create_study(
+                storage=self._storage, study_name=name, load_if_exists=True, directions=objective.directions
+            )
         )
         self._id = self._access.patiently(lambda: self._storage.get_study_id_from_name(name))
         self._claims: dict[str, tuple[int, Knobs | None]] = {}
@@ -423,7 +432,8 @@ class Shared(Claims):
         from optuna.exceptions import UpdateFinishedTrialError
         from optuna.trial import TrialState
 
-        state, values = (TrialState.COMPLETE, [line["time_us"]]) if line["state"] == "ok" else (TrialState.PRUNED, None)
+        values = self._objective.values(line) if line["state"] == "ok" else None
+        state = TrialState.COMPLETE if values else TrialState.PRUNED
         while True:
             trial, schedule = self._claims[key]
             try:
@@ -510,6 +520,7 @@ def open_claims(
     storage: str | optuna.storages.BaseStorage | None,
     name: str,
     space: Space,
+    objective: Objective = TIME,
 ) -> Claims:
     """The claims of the study with this trial file, and this name in a storage; without a file, a simulation's."""
     if path is None:
@@ -520,7 +531,7 @@ def open_claims(
     if storage is None:
         raise StudyError(f"{name} is to be shared through an Optuna storage, and none was given; name its URL")
     try:
-        return Shared(folder, storage, name, space)
+        return Shared(folder, storage, name, space, objective)
     except BaseException:
         folder.close()
         raise

@@ -1,4 +1,4 @@
-"""One search for the fastest schedule of a problem, direction, dtype, layout and graph class on one device.
+"""One search for the best schedule of a problem, direction, dtype, layout and graph class on one device.
 
 A study writes trial records (JSON lines), and copies them to an Optuna storage when it is closed. The records decide: a
 trial is finished when its line is on the disk. The sampler learns in memory, from the records, because a database on a
@@ -11,7 +11,6 @@ before it measures it, and reads the others' finished records there.
 from __future__ import annotations
 
 import dataclasses
-import math
 import random
 import statistics
 import warnings
@@ -30,6 +29,7 @@ from autotune.measure.trial import Outcome
 from autotune.search.samplers import KEY, RUNS, add_missing, known_trial, make_sampler, open_optuna, optuna_name
 from autotune.search.shared import COMPARISON, COPY, Sharing, open_claims
 from autotune.search.starting_points import untried_forms
+from autotune.workload.objective import TIME, Objective
 from autotune.workload.workload import Workload
 from kernelgen.errors import ScheduleError
 from kernelgen.kernels.knobs import Knobs
@@ -40,15 +40,19 @@ if TYPE_CHECKING:
 
 # The findings of a search: finished trials, their ranking, and the number of trials without a gain.
 
-# A trial is a gain if it is faster than all before by this fraction, which exceeds the noise of two measurements.
+# A trial is a gain if it is better than all before by this fraction, which exceeds the noise of two measurements.
 GAIN = 0.01
+
+
+def _is_less(value: float, earlier: float) -> bool:
+    return value < earlier * (1 - GAIN)
 
 
 class Findings:
     """``finished``: records by the key of their schedule, in order of arrival."""
 
-    def __init__(self, space: Space) -> None:
-        self.space = space
+    def __init__(self, space: Space, objective: Objective = TIME) -> None:
+        self.space, self.objective = space, objective
         self.finished: dict[str, dict[str, Any]] = {}
 
     def schedule_of(self, line: dict[str, Any]) -> Knobs:
@@ -56,9 +60,12 @@ class Findings:
 
     @property
     def ranking(self) -> list[dict[str, Any]]:
-        """Records of schedules that passed and were fully measured, fastest first."""
-        passed = [line for line in self.finished.values() if line["state"] == "ok" and not line.get("cut")]
-        return sorted(passed, key=lambda line: line["time_us"])
+        """Records of schedules that passed and were fully measured, best first by the objective."""
+        return self.objective.ranked(self._passed)
+
+    @property
+    def _passed(self) -> list[dict[str, Any]]:
+        return [line for line in self.finished.values() if line["state"] == "ok" and not line.get("cut")]
 
     @property
     def best(self) -> dict[str, Any] | None:
@@ -69,19 +76,29 @@ class Findings:
         return self.best["time_us"] if self.best else None
 
     @property
+    def pace_us(self) -> float | None:
+        """The least time so far, by which far slower schedules are given up; None if those may be the best."""
+        return min((line["time_us"] for line in self._passed), default=None) if self.objective.follows_time else None
+
+    @property
     def stale(self) -> int:
         """Number of measured trials since the last gain (:data:`GAIN`)."""
-        count, best_us = 0, math.inf
+        count, gains = 0, list[list[float]]()
         for line in self.finished.values():
-            gained = line["state"] == "ok" and not line.get("cut") and line["time_us"] < best_us * (1 - GAIN)
-            count = 0 if gained else count + (line["state"] != "pruned")
-            best_us = line["time_us"] if gained else best_us
+            values = self.objective.values(line) if line["state"] == "ok" and not line.get("cut") else None
+            if values and all(any(map(_is_less, values, earlier)) for earlier in gains):
+                gains, count = [*gains, values] if self.objective.is_front else [values], 0
+            else:
+                count += line["state"] != "pruned"
         return count
 
     @property
+    def default(self) -> dict[str, Any] | None:
+        return self.finished.get(self.space.default.key)
+
+    @property
     def default_us(self) -> float | None:
-        line = self.finished.get(self.space.default.key)
-        return line["time_us"] if line else None
+        return self.default["time_us"] if self.default else None
 
     @property
     def failures(self) -> int:
@@ -105,11 +122,11 @@ class Proposal:
     trial: optuna.Trial | None
 
 
-def study_name(workload: Workload, direction: str) -> str:
-    """The name of a study and of its trial file."""
+def study_name(workload: Workload, direction: str, objective: Objective = TIME) -> str:
+    """The name of a study and of its trial file, which says the objective: trials of several are never mixed."""
     parts = (workload.label, workload.operation, direction, workload.dtype, workload.layout)
     kind = ("deterministic",) if workload.deterministic else ()
-    return "-".join((*parts, workload.graph_class().text, *kind))
+    return "-".join((*parts, workload.graph_class().text, *kind)) + objective.study_suffix
 
 
 class Study(Findings):
@@ -119,7 +136,8 @@ class Study(Findings):
     starting points. A study that is not shared locks other tuners out until :meth:`close`. Others may take part if it
     is shared in the ``folder`` or through the ``storage`` (see :mod:`autotune.search.shared`); otherwise the
     storage is only a copy. Without a path nothing is stored (a simulated search), without a storage there is no copy.
-    ``quarantine``: the device's list of failed schedules.
+    ``quarantine``: the device's list of failed schedules. ``objective``: what is minimised. Trials that are far
+    slower than the fastest have no energy (:data:`autotune.measure.trial.ENERGY_WITHIN`), so they are not ranked by it.
     """
 
     def __init__(
@@ -135,13 +153,14 @@ class Study(Findings):
         generator: str = GENERATOR_VERSION,
         quarantine: Path | None = None,
         sharing: Sharing = "alone",
+        objective: Objective = TIME,
     ) -> None:
-        super().__init__(space)
+        super().__init__(space, objective)
         self._quarantine = quarantine
         # Why its search ended, as ``search`` says; empty before.
         self.ended = ""
         self.name, self._path, self.generator, self.sampler = name, path, generator, sampler
-        self._claims = open_claims(path, sharing, storage, self._optuna_name(), space)
+        self._claims = open_claims(path, sharing, storage, self._optuna_name(), space, objective)
         try:
             old = self._claims.news()
             if sharing != "alone":
@@ -155,13 +174,14 @@ class Study(Findings):
             self._first = deque((space.default, *moved, *space.probes))
             self._untried = space.shuffled(seed)
             self._random, self._turn = random.Random(seed + len(old)), 0
-            self._study = open_optuna(None, name, make_sampler(sampler, seed + len(old)))
+            self._study = open_optuna(None, name, make_sampler(sampler, seed + len(old)), objective)
             self._learn(old)
             for key, line in self.finished.items():
                 self._claims.contribute(key, self.schedule_of(line), line)
             self._copy = storage if sharing != "storage" else None
             if storage is not None and sharing == "alone":
-                open_optuna(storage, self._optuna_name())  # an unusable storage is an error now, not at the end
+                # An unusable storage is an error now, not at the end.
+                open_optuna(storage, self._optuna_name(), objective=objective)
         except BaseException:
             self._claims.close()
             raise
@@ -171,7 +191,8 @@ class Study(Findings):
         try:
             if self._copy and not self.others_at_work() and self._claims.claim(COPY):
                 trials = [self._as_trial(line) for line in self.finished.values()]
-                add_missing(self._copy, self._optuna_name(), [trial for trial in trials if trial is not None])
+                told = [trial for trial in trials if trial is not None]
+                add_missing(self._copy, self._optuna_name(), told, self.objective)
         except StudyError as error:
             warnings.warn(f"{error}; the trials are in {self._path}, and the next run copies them", stacklevel=2)
         finally:
@@ -235,6 +256,8 @@ class Study(Findings):
             "q1_us": outcome.q1_us,
             "q3_us": outcome.q3_us,
             "samples_us": list(outcome.samples_us),
+            **({"objective": str(self.objective)} if self.objective != TIME else {}),
+            **outcome.figures,
             "cut": outcome.cut,
             "errors": dict(outcome.errors),
             "resources": dict(outcome.resources),
@@ -342,20 +365,22 @@ class Study(Findings):
 
         if trial is None:
             return
-        if line["state"] == "ok":
-            self._study.tell(trial, line["time_us"])
+        values = self.objective.values(line) if line["state"] == "ok" else None
+        if values:
+            self._study.tell(trial, values)
             return
-        trial.set_constraint(RUNS, 1.0)
+        if line["state"] != "ok":
+            trial.set_constraint(RUNS, 1.0)
         self._study.tell(trial, state=TrialState.PRUNED)
 
     def _optuna_name(self) -> str:
         return optuna_name(self.space, self.name, self.generator)
 
     def _older(self, lines: list[dict[str, Any]]) -> list[Knobs]:
-        """Schedules measured by other generators, fastest first."""
+        """Schedules measured by other generators, best first."""
         older = (line for line in self._readable(lines) if line.get("generator") != self.generator)
-        found = sorted((line for line in older if line["state"] == "ok"), key=lambda line: line["time_us"])
-        return [self.schedule_of(line) for line in found]
+        passed = (line for line in older if line["state"] == "ok")
+        return [self.schedule_of(line) for line in self.objective.ranked(passed)]
 
     def _readable(self, lines: list[dict[str, Any]]) -> Iterator[dict[str, Any]]:
         """Records whose schedules this version understands."""
@@ -368,4 +393,4 @@ class Study(Findings):
                 yield line
 
     def _as_trial(self, line: dict[str, Any]) -> optuna.trial.FrozenTrial | None:
-        return known_trial(self.space, self.schedule_of(line), line)
+        return known_trial(self.space, self.schedule_of(line), line, self.objective)

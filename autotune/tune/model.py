@@ -41,6 +41,7 @@ from autotune.tune.model_passes import (
 from autotune.tune.run import tune
 from autotune.workload.config import TuneConfig, load_all
 from autotune.workload.known_kinds import kernel_kind, problem_from_key
+from autotune.workload.objective import Objective
 from autotune.workload.toml_tables import parse_duration
 from kernelgen.device import DeviceFacts, device_facts
 from kernelgen.errors import InputError
@@ -100,6 +101,7 @@ def tune_model(
     patience: int | None = None,
     seed: int = 0,
     with_peers: bool = False,
+    objective: str = "time",
     name: str = "model",
     graph: str = "batch",
     console: Console | None = None,
@@ -114,7 +116,8 @@ def tune_model(
     gradients get them, as in a model whose forces are computed outside. training: also tune a step of a loss on all
     outputs. budget: seconds, or a text such as ``"10m"``, for all of it; default nine minutes. results: the folder of
     the database, by default the user's; lookups see it during the call. name, graph: of the model and of the batch's
-    graph, for the table and the records. trials, sampler, patience, seed, with_peers: as for ``equitune tune``.
+    graph, for the table and the records. trials, sampler, patience, seed, with_peers, objective: as for
+    ``equitune tune``.
 
     The model has the new schedules afterwards, as every model of this device will. Raises InputError if the model runs
     no kernel of Equitune, ToolMissingError without the packages of extra ``tune``. Ctrl-C ends the search, and a second
@@ -125,6 +128,7 @@ def tune_model(
         raise InputError(f"model is of type {type(model).__name__}; expected a torch.nn.Module, accelerated")
     passes = passes_of(model, batch, training)
     search = {"trials": trials, "sampler": sampler, "patience": patience, "seed": seed, "with_peers": with_peers}
+    search["objective"] = str(Objective.parse(objective))
     seconds = DEFAULT_BUDGET_S if budget is None else parse_duration(budget)
     return tune_passes(model, passes, seconds, search, results, name=name, graph=graph, console=console)
 
@@ -156,8 +160,8 @@ def tune_passes(
         if device is None:
             raise InputError("the model ran no kernel of Equitune on this batch; call autotune.accelerate(model) first")
         facts = device_facts(device)
-        trials = search.get("trials")
-        before = needs_of(recording.requests, facts, trials)
+        wants = search.get("trials"), search.get("objective")
+        before = needs_of(recording.requests, facts, *wants)
         found = ModelTuning(name, facts.name, before, before, places_of(model))
         on_found(found)
         workloads = workloads_for(before, graph)
@@ -171,7 +175,7 @@ def tune_passes(
         left = max(_FEWEST_S, seconds - (time.monotonic() - begin) - kept - _OVERRUN_S)
         _search(workloads, device, left, results, console, search)
         keep_misses(facts, lock_s=1.0)
-        after = needs_of(recording.requests, facts, trials)
+        after = needs_of(recording.requests, facts, *wants)
         found = replace(found, after=after)
         if stopped() or not any(_is_new(old, need) for old, need in zip(before, after, strict=True)):
             return found
@@ -332,7 +336,7 @@ def _figures(found: Tuning) -> tuple[str, str]:
     entry = found.entry
     if entry is None or found.origin != "exact":
         return "", ""
-    return time_text(entry.time_us), interval_text(entry.gain) if entry.gain else "no gain"
+    return time_text(entry.time_us), interval_text(entry.gain) + entry.by if entry.gain else "no gain"
 
 
 def _sentence(one: PassTimes) -> str:

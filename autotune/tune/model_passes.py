@@ -185,13 +185,15 @@ TUNED = "exact"
 class Need:
     """One request, the graph to tune it on, and what a model would load for it now.
 
-    trials: how many the user wants, if given, see ``why_unfinished``; 0: any entry will do.
+    trials: how many the user wants, if given, see ``why_unfinished``; 0: any entry will do. objective: by which the
+    entry should be; None: any.
     """
 
     request: Request
     source: Source
     found: Tuning
     trials: int | None = None
+    objective: str | None = None
 
     @property
     def is_tuned(self) -> bool:
@@ -203,15 +205,19 @@ class Need:
         """Why a search has something to do here, in words; empty if it is done."""
         if self.found.entry is None or not self.is_tuned:
             return "not tuned"
+        if self.objective not in (None, self.found.entry.objective):
+            return f"by {self.found.entry.objective}"
         return "" if self.trials == 0 else why_unfinished(self.found.entry, self.trials)
 
 
-def needs_of(requests: Mapping[Request, Source], facts: DeviceFacts, trials: int | None = None) -> tuple[Need, ...]:
+def needs_of(
+    requests: Mapping[Request, Source], facts: DeviceFacts, trials: int | None = None, objective: str | None = None
+) -> tuple[Need, ...]:
     """Look every request up; of those that one entry answers, only the first counts. Problems stay together."""
     first: dict[Any, Need] = {}
     for request, source in requests.items():
         if request.identity not in first:
-            first[request.identity] = Need(request, source, request.look_up(facts), trials)
+            first[request.identity] = Need(request, source, request.look_up(facts), trials, objective)
     problems = list(dict.fromkeys(need.request.problem for need in first.values()))
     return tuple(sorted(first.values(), key=lambda need: problems.index(need.request.problem)))
 

@@ -1,8 +1,8 @@
 """Publish search results as database entries, with times from a new comparison.
 
 The minimum of many noisy measurements is biased, so trial times are not published. The best three schedules of each
-direction are compared with the default and the peers in a separate process (see ``comparison``). The fastest there is
-stored if it beats the default beyond the noise; otherwise the default is stored.
+direction are compared with the default and the peers in a separate process (see ``comparison``). The best there, by the
+objective of the studies, is stored if it beats the default beyond the noise; otherwise the default is stored.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from autotune.compare.comparison import ComparisonResult, ComparisonSetting, Result, run_comparison
-from autotune.database.entry import Entry
+from autotune.database.entry import TIMES, Entry
 from autotune.database.maintenance import (
     driver_version,
     environment_hash,
@@ -39,6 +39,7 @@ from autotune.text import NOT_COMPARED, direction_name, interval_text
 from autotune.workload.config import find_problem, load_graphs
 from autotune.workload.graphs import GraphSpec, build_graph
 from autotune.workload.known_kinds import kernel_kind
+from autotune.workload.objective import FIGURES, TIME, Objective
 from autotune.workload.workload import Workload, moved_bytes
 from kernelgen.device import DeviceFacts, device_facts
 from kernelgen.errors import EquituneError
@@ -46,6 +47,8 @@ from kernelgen.kernels.knobs import Knobs
 from kernelgen.version import GENERATOR_VERSION
 
 CANDIDATES = 3
+# Rounds in which the energy of a call is measured: they give an interval of two figures at the level of three others.
+ENERGY_ROUNDS = 10
 # A search of fewer trials than the first has tried little more than what is known already; the second is a good number.
 ENOUGH_TRIALS, GOOD_TRIALS = 12, 40
 
@@ -79,6 +82,8 @@ def publish(
     peers = None if with_peers in (None, True) else tuple(with_peers or ())  # type: ignore[arg-type]
     setting, candidates = ComparisonSetting(workload, device, peers), [name for name in ours if name != "default"]
     how: dict[str, Any] = {"seconds_each": seconds_each, "on_step": on_step, "worker": worker, "deadline": deadline}
+    objective = studies[passes[0]].objective
+    how["energy"] = ENERGY_ROUNDS if "energy" in objective.figures else 0
     comparison = run_comparison(setting, passes, ours, optional=candidates, asked=bool(with_peers), **how)
     rows = {name: row.values() for name, row in comparison.results.items() if name in candidates}
     left_out = [name for name, row in rows.items() if all(each.error.startswith(NOT_COMPARED) for each in row)]
@@ -92,9 +97,10 @@ def publish(
     environment = environment_hash(facts)
     for direction in passes:
         trials = trials_record(studies[direction], results_dir, seed)
-        entry = entry_of(workload, direction, facts, ours, comparison, trials, software, environment)
+        entry = entry_of(workload, direction, facts, ours, comparison, trials, software, environment, objective)
         if entry is None:
-            on_failure(f"{workload.label} {direction}: not published, {comparison.results['default'][direction].error}")
+            why = comparison.results["default"][direction].error or f"the default has no figure of {objective}"
+            on_failure(f"{workload.label} {direction}: not published, {why}")
             continue
         if why := why_kept(database, entry, software, driver_version(facts)):
             on_failure(f"{workload.label} {direction}: {why}")
@@ -115,10 +121,13 @@ def seconds_by_peer(comparison: ComparisonResult, ours: Collection[str]) -> dict
 def why_kept(database: Database, new: Entry, software: Mapping[str, str], driver: str | None) -> str:
     """Why the published entry stays, in words; empty if there is none, or ``new`` may replace it.
 
-    It stays if it rests on more trials, is not stale, and the interval of its gain is not below that of ``new``.
+    It stays if it rests on more trials, is not stale, and the interval of its gain is not below that of ``new``. One
+    of another objective does not: the user asks for this one.
     """
     old = database.get(new.identity)
     if old is None or old.trials.get("count", 0) <= new.trials["count"] or old.failed_check:
+        return ""
+    if old.objective != new.objective:
         return ""
     if new.gain and new.gain["low"] > (old.gain.get("high", math.inf) if _is_faster(old) else 1.0):
         return ""
@@ -136,12 +145,12 @@ def _is_faster(entry: Entry) -> bool:
 
 
 def contenders(studies: Mapping[str, Study]) -> dict[str, dict[str, Knobs]]:
-    """The default and the best other schedules of each direction, by rank."""
+    """The default and the best other schedules of each direction, by rank; of a front one more."""
     ours: dict[str, dict[str, Knobs]] = {"default": {name: study.space.default for name, study in studies.items()}}
     for direction, study in studies.items():
         ranked = [study.schedule_of(line) for line in study.ranking]
         others = [schedule for schedule in ranked if schedule != study.space.default]
-        for rank, schedule in enumerate(others[:CANDIDATES], start=1):
+        for rank, schedule in enumerate(others[: CANDIDATES + study.objective.is_front], start=1):
             ours.setdefault(f"candidate {rank}", {})[direction] = schedule
     return ours
 
@@ -155,16 +164,23 @@ def entry_of(
     trials: Mapping[str, Any],
     software: Mapping[str, str],
     environment: str,
+    objective: Objective = TIME,
 ) -> Entry | None:
     """The database entry of one direction; None if the default failed, because every entry is relative to it.
 
     environment: hash of all versions that a figure depends on (``software`` and the driver).
     """
     results = {name: row[direction] for name, row in comparison.results.items() if direction in row}
-    times = {name: r.timing.median_us for name, r in results.items() if name in ours and r.timing is not None}
-    if "default" not in times:
+    measured = [name for name, r in results.items() if name in ours and objective.values(r.figures) is not None]
+    if "default" not in measured:
         return None
-    winner, gain, runner_up = winner_of(results, times)
+    winner, gain, runner_up = winner_of(results, measured, objective)
+
+    front = objective.front({"name": name, **results[name].figures} for name in measured) if objective.is_front else []
+
+    def known_of(name: str) -> dict[str, Any]:
+        return {"schedule": ours[name][direction].to_dict(), **_figures(results[name], objective)}
+
     graph = build_graph(workload.graph)
     moved = moved_bytes(workload, direction)
     return Entry(
@@ -177,9 +193,9 @@ def entry_of(
         graph_class=workload.graph_class().text,
         graph={"name": graph.name, "edges": graph.num_edges, "nodes": graph.num_nodes},
         schedule=ours[winner][direction].to_dict(),
-        **_times(results[winner]),  # type: ignore[arg-type]
-        default={"schedule": ours["default"][direction].to_dict(), **_times(results["default"])},
-        peers={name: _peer(result, results[winner]) for name, result in results.items() if name not in ours},
+        **_figures(results[winner], objective),  # type: ignore[arg-type]
+        default=known_of("default"),
+        peers={name: _peer(result, results[winner], objective) for name, result in results.items() if name not in ours},
         errors=comparison.errors[winner][direction],
         tolerance=workload.tolerance,
         bytes=moved,
@@ -196,44 +212,71 @@ def entry_of(
         conditions=timing.conditions if (timing := results[winner].timing) is not None else {},
         certificate=comparison.certificates[winner][direction] | {"environment": environment},
         source=hash_of_text(source_text(workload.spec(direction, facts), ours[winner][direction])),
+        objective=str(objective),
+        front={line["name"]: known_of(line["name"]) for line in front},
     )
 
 
 def winner_of(
-    results: Mapping[str, Result], times: Mapping[str, float]
+    results: Mapping[str, Result], ours: Iterable[str], objective: Objective = TIME
 ) -> tuple[str, dict[str, float], dict[str, float]]:
-    """Our fastest contender that beats the default beyond the noise, else the default; with ``gain`` and ``runner_up``.
+    """Our best contender that beats the default beyond the noise, else the default; with ``gain`` and ``runner_up``.
 
-    gain: the winner's speed-up over the default, with the 95% interval; empty if the default won. runner_up: then that
-    of the fastest other. So that the default is beaten by noise in at most one of forty comparisons, each of several
-    others has to beat it at a higher level.
+    ours: names with all figures of the objective. gain: the default's product of figures over the winner's (a speed-up,
+    for time), with the 95% interval; empty if the default won. runner_up: then that of the best other. So that the
+    default is beaten by noise in at most one of forty comparisons, each of several others has to beat it at a higher
+    level. Of a front, the winner also has no figure that is worse than the default's by its interval.
     """
-    samples = {name: timing.samples_us for name in times if (timing := results[name].timing) is not None}
-    others = sorted((name for name in times if name != "default"), key=lambda name: (times[name], name))
-    speed_ups = []
+
+    def product(name: str, by: Objective = objective) -> float:
+        return by.product(by.figures_of(results[name].figures) or ())
+
+    others = sorted(set(ours) - {"default"}, key=lambda name: (product(name), product(name, TIME), name))
+    gains = []
     for name in others:
-        low, high = ratio_interval(samples[name], samples["default"], paired=True)
-        speed_ups.append({"ratio": times["default"] / times[name], "low": low, "high": high, "level": LEVEL})
-        strict = 1 - (1 - LEVEL) / len(others)
-        if low > 1.0 and ratio_interval(samples[name], samples["default"], strict, paired=True)[0] > 1.0:
-            return name, speed_ups[-1], {}
-    return "default", {}, {} if not speed_ups or math.isinf(speed_ups[0]["high"]) else speed_ups[0]
+        pair = results[name], results["default"]
+        # Equal memory is decided by time.
+        by = TIME if objective.figures == ("memory",) and product(name) == product("default") else objective
+        intervals = _intervals(*pair, by, LEVEL)
+        low, high = map(by.product, zip(*intervals, strict=True))
+        gains.append({"ratio": product("default", by) / product(name, by), "low": low, "high": high, "level": LEVEL})
+        strictly = by.product(low for low, _ in _intervals(*pair, by, 1 - (1 - LEVEL) / len(others)))
+        is_worse = objective.is_front and SLOWER in map(verdict, intervals)
+        if low > 1.0 and strictly > 1.0 and not is_worse:
+            return name, gains[-1], {}
+    return "default", {}, {} if not gains or math.isinf(gains[0]["high"]) else gains[0]
+
+
+def _intervals(ours: Result, theirs: Result, objective: Objective, level: float) -> list[tuple[float, float]]:
+    """Of the ratio of theirs to ours, by figure; all hold together at ``level``. Bytes are the same in each call."""
+    noisy = sum(name != "memory" for name in objective.figures)
+    each = level if noisy < 2 else 1 - (1 - level) / noisy
+    found = []
+    for name in objective.figures:
+        if name == "memory":
+            ratio = max(1, theirs.memory_bytes or 0) / max(1, ours.memory_bytes or 0)
+            found.append((ratio, ratio))
+        else:
+            found.append(ratio_interval(ours.samples(name), theirs.samples(name), each, paired=True))
+    return found
 
 
 def verdict_of(entry: Entry) -> str:
-    """Whether the published schedule is faster than the default, or the default confirmed, by intervals alone.
+    """Whether the published schedule beats the default by its objective, or the default is confirmed, by intervals.
 
     Without an interval, after too few rounds or in an older entry, it is unclear.
     """
+    if entry.gain and entry.objective == "memory" and entry.memory_bytes == entry.default[FIGURES["memory"]]:
+        return f"{FASTER} than the default in as much memory"
     if entry.gain:
-        return f"{FASTER} than the default"
+        return f"better than the default{entry.by}" if entry.by else f"{FASTER} than the default"
     if entry.schedule != entry.default["schedule"]:
         return f"{FASTER} than the default by the medians; this older entry has no interval"
     second = entry.runner_up
     if not second and entry.trials.get("ok", 0) < 2:
         return "only the default was tried"
     is_clear = bool(second) and verdict((second["low"], second["high"])) in (SAME, SLOWER)
-    return "default confirmed" if is_clear else "unclear, so the default stays"
+    return f"default confirmed{entry.by}" if is_clear else f"unclear{entry.by}, so the default stays"
 
 
 def why_unfinished(entry: Entry, trials: int | None = None) -> str:
@@ -278,19 +321,27 @@ def trials_record(study: Study, results_dir: Path, seed: int) -> dict[str, Any]:
     return record | ({"ended": study.ended} if study.ended else {})
 
 
-def _peer(theirs: Result, ours: Result) -> dict[str, Any]:
+def _peer(theirs: Result, ours: Result, objective: Objective) -> dict[str, Any]:
     """A peer's times, with the interval ``low`` to ``high`` of their ratio to ours, or how many samples are too few."""
     if theirs.timing is None or ours.timing is None:
         return theirs.summary()
     low, high = ratio_interval(ours.timing.samples_us, theirs.timing.samples_us, paired=True)
-    return theirs.summary() | (
-        {"low": low, "high": high} if math.isfinite(high) else {"samples": len(theirs.timing.samples_us)}
+    return (
+        theirs.summary()
+        | _besides_time(theirs, objective)
+        | ({"low": low, "high": high} if math.isfinite(high) else {"samples": len(theirs.timing.samples_us)})
     )
 
 
-def _times(result: Result) -> dict[str, float]:
+def _figures(result: Result, objective: Objective) -> dict[str, float]:
     summary = result.summary()
-    return {name: summary[name] for name in ("time_us", "q1_us", "q3_us")}
+    return {name: summary[name] for name in TIMES} | _besides_time(result, objective)
+
+
+def _besides_time(result: Result, objective: Objective) -> dict[str, float]:
+    """What the objective asks for besides time, by the keys of records, as far as it was measured."""
+    keys = [FIGURES[name] for name in objective.figures if name != "time"]
+    return {key: result.figures[key] for key in keys if key in result.figures}
 
 
 # Check entries again on this machine (``equitune db verify``), and note the verdicts in the entries.

@@ -31,6 +31,7 @@ from autotune.database.store import Database, database_path, device_record, load
 from autotune.database.trials import quarantine_path
 from autotune.measure.kinds import space_of
 from autotune.measure.space import Space
+from autotune.measure.timing import require_figures
 from autotune.measure.trial import TrialSetting
 from autotune.measure.worker import Worker, names_of, on_each
 from autotune.search.loop import SAMPLING_S, CompilersAhead, Measurer, compile_ahead, search
@@ -48,6 +49,7 @@ from autotune.tune.publish import ENOUGH_TRIALS, GOOD_TRIALS, gained, publish, w
 from autotune.tune.settings import Progress, Settings, Watch, resolve
 from autotune.workload.config import TuneConfig
 from autotune.workload.kind import Problem
+from autotune.workload.objective import TIME, Objective
 from autotune.workload.toml_tables import parse_duration
 from autotune.workload.workload import Workload
 from kernelgen.errors import TuningMissError
@@ -71,6 +73,7 @@ def tune(
     results_dir: str | Path | None = None,
     with_peers: bool | Collection[str] | None = None,
     patience: int | None = None,
+    objective: str = str(TIME),
     console: Console | None = None,
     tuners: int | None = None,
     tuner: str = "",
@@ -86,13 +89,14 @@ def tune(
     tuners: number of tuners on this host that share the results folder, this one (named ``tuner``) included; by default
     it works alone. with_peers: whether to compare with the peers too, whatever that takes, or the names of those to
     compare with; by default with those for which a third of the budget suffices. patience: end a search after this many
-    trials in a row without a gain of 1%; by default ``PATIENCE`` of the backend.
+    trials in a row without a gain of 1%; by default ``PATIENCE`` of the backend. objective: what is minimised, as
+    a text (:mod:`autotune.workload.objective`); a ToolMissingError on a device that does not count it.
     fewest_trials: search each direction by at least as many trials, the first workload's also if the budget ends
     before. By default one trial of its first direction is made in any case. Directions and workloads for which the
     budget is too short are left to a later run. watch: is told between measurements what happens.
     """
     settings, workloads = resolve(
-        config, device, budget, trials, sampler, storage, seed, results_dir, with_peers, patience, tuners
+        config, device, budget, trials, sampler, storage, seed, results_dir, with_peers, patience, tuners, objective
     )
     path = database_path(settings.results_dir, settings.facts.slug)
     record = device_record(settings.facts, driver_version(settings.facts))
@@ -171,7 +175,7 @@ class _Job:
                 return [], interrupted
             database = Database.load(path, record)
             ready = {name: s for name, s in self.studies.items() if name in self.searched or not self.fewest_trials}
-            known = _still_valid(workload, ready, database, unfinished=not self.fewest_trials)
+            known = _still_valid(workload, ready, database, not self.fewest_trials, self.settings.objective)
             if len(known) == len(ready):
                 why = "nothing new to publish" if ready else "too few trials to publish; a later run goes on"
                 progress.note(f"{workload.label}: {why}")
@@ -306,8 +310,10 @@ def _share_until(end: float | None, left: int) -> float | None:
     return None if end is None else now + max(0.0, end - now) / left
 
 
-def _still_valid(workload: Workload, studies: Mapping[str, Study], database: Database, unfinished: bool) -> list[Entry]:
-    """Entries of this generator that are based on exactly the present trials.
+def _still_valid(
+    workload: Workload, studies: Mapping[str, Study], database: Database, unfinished: bool, objective: Objective
+) -> list[Entry]:
+    """Entries of this generator and objective that are based on exactly the present trials.
 
     unfinished: those that are not finished count too. Else another comparison may find the machine at rest, or notes
     that the search has come to an end.
@@ -318,6 +324,7 @@ def _still_valid(workload: Workload, studies: Mapping[str, Study], database: Dat
         for entry, study in zip(found, studies.values(), strict=True)
         if entry is not None
         and entry.generator == GENERATOR_VERSION
+        and entry.objective == str(objective)
         and entry.trials.get("count") == len(study.finished)
         and entry.default["schedule"] == study.space.default.to_dict()
         and (unfinished or not why_unfinished(entry))
@@ -363,7 +370,7 @@ def open_study(
     if sampler == "auto":
         seconds = None if deadline is None else deadline - time.monotonic()
         sampler = choose_sampler(space, settings.trials, seconds)
-    name = study_name(workload, direction)
+    name = study_name(workload, direction, settings.objective)
     kin = siblings.get(KIN.get(direction, ""))
     starts = [kin.schedule_of(line) for line in kin.ranking[:KIN_STARTS]] if kin else []
     starts += known_starts(space, workload, settings)
@@ -372,14 +379,16 @@ def open_study(
         path = _published_study(workload, direction, settings) or path
     faults = quarantine_path(settings.results_dir, settings.facts.slug)
     options: dict[str, Any] = {"sampler": sampler, "seed": settings.seed, "sharing": settings.sharing}
+    options["objective"] = settings.objective
     return Study(space, name, path, settings.storage, starts=starts, quarantine=faults, **options)
 
 
 def _published_study(workload: Workload, direction: str, settings: Settings) -> Path | None:
-    """The trials that the published entry of the same kernel cites, under whatever label it was tuned."""
+    """The trials that the entry of the same kernel and objective cites, under whatever label it was tuned."""
     table = load_table(database_path(settings.results_dir, settings.facts.slug))
     entry = table.by_identity.get(workload.identity(direction))
-    path = settings.results_dir / entry.trials["file"] if entry and entry.trials.get("file") else None
+    is_known = entry is not None and entry.objective == str(settings.objective) and entry.trials.get("file")
+    path = settings.results_dir / entry.trials["file"] if entry is not None and is_known else None
     return path if path and path.is_file() else None
 
 
@@ -395,7 +404,8 @@ def search_direction(
     latest: float | None = None,
 ) -> str:
     """Search one direction; returns why it ended. ``deadline``, ``fewest``, ``latest``: as for ``search``."""
-    measure = Measurer(worker, direction, SAMPLING_S[settings.facts.backend])
+    sampling_s, figures = SAMPLING_S[settings.facts.backend], settings.objective.figures
+    measure = Measurer(worker, direction, sampling_s, figures=figures)
     progress.start(f"{workload.label} {direction}", study, settings.trials)
     end = search(
         study,
@@ -544,8 +554,10 @@ class TimeBudget:
 #
 # Their studies and entries in the results folder are the result. A tuner that dies loses only its current trial.
 
-# budget, trials, sampler, storage, seed, results_dir, with_peers, patience
-Options = tuple[float | None, int | None, str | None, str | None, int, Path, bool | Collection[str] | None, int | None]
+# budget, trials, sampler, storage, seed, results_dir, with_peers, patience, objective
+Options = tuple[
+    float | None, int | None, str | None, str | None, int, Path, bool | Collection[str] | None, int | None, str
+]
 
 
 def tune_together(config: TuneConfig, devices: Sequence[str], *options: Unpack[Options]) -> None:
@@ -553,6 +565,8 @@ def tune_together(config: TuneConfig, devices: Sequence[str], *options: Unpack[O
 
     Returns when all have ended. Raises KeyboardInterrupt if the user ended them, StudyError if one failed.
     """
+    for device in devices:
+        require_figures(Objective.parse(options[-1]), device)
     on_each(devices, "tuner", _tune, config, options, names_of(devices))
 
 

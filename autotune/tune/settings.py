@@ -11,10 +11,12 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from autotune.database.store import writable_results_dir
+from autotune.measure.timing import require_figures
 from autotune.search.shared import Sharing
 from autotune.search.study import Study
-from autotune.text import time_text
+from autotune.text import figures_text
 from autotune.workload.config import TuneConfig, by_problem, load_config
+from autotune.workload.objective import TIME, Objective
 from autotune.workload.toml_tables import check_seed
 from autotune.workload.workload import Workload
 from kernelgen.device import DeviceFacts, device_facts
@@ -54,6 +56,7 @@ class Settings:
     sharing: Sharing = "alone"
     # Number of parallel compilers.
     compilers: int = 1
+    objective: Objective = TIME
 
     @property
     def seconds_each(self) -> float:
@@ -72,6 +75,7 @@ def resolve(
     with_peers: bool | Collection[str] | None,
     patience: int | None = None,
     tuners: int | None = None,
+    objective: str = str(TIME),
 ) -> tuple[Settings, tuple[Workload, ...]]:
     """Combine arguments, the config's values and defaults, in this order of precedence.
 
@@ -83,6 +87,8 @@ def resolve(
     check_seed(seed)
     device = device or ("cuda" if torch.cuda.is_available() else "cpu")
     facts = device_facts(device)
+    by = Objective.parse(objective)
+    require_figures(by, device)
     loaded = config if isinstance(config, TuneConfig) else load_config(config, facts.backend)
     if isinstance(with_peers, Collection):
         from autotune.compare.peers import chosen_peers
@@ -100,7 +106,7 @@ def resolve(
     patience = patience or loaded.patience or PATIENCE[facts.backend]
     sampler = sampler or loaded.sampler
     compilers = max(1, len(os.sched_getaffinity(0)) // (tuners or 1))
-    options = (sampler, storage, seed, folder, with_peers, patience, own_trials, sharing, compilers)
+    options = (sampler, storage, seed, folder, with_peers, patience, own_trials, sharing, compilers, by)
     return Settings(device, facts, budget, trials, *options), tuple(by_problem(loaded.workloads))
 
 
@@ -114,9 +120,10 @@ Watch = Callable[[Sequence[str], bool], None]
 
 
 def status_text(study: Study) -> str:
-    """State of a search: the best time beside the default's (a comparison judges them later), and failures."""
-    times = [f"{name} {time_text(us)}" for name, us in (("best", study.best_us), ("default", study.default_us)) if us]
-    return ", ".join([*times, f"{study.failures} failed"])
+    """State of a search: the best figures beside the default's (a comparison judges them later), and failures."""
+    lines = (("best", study.best), ("default", study.default))
+    texts = [f"{name} {text}" for name, line in lines if line and (text := figures_text(line))]
+    return ", ".join([*texts, f"{study.failures} failed"])
 
 
 class Progress:

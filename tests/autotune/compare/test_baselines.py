@@ -105,9 +105,9 @@ def test_a_peers_time_is_no_time_of_its_host(late: bool, name: str, monkeypatch:
     assert ("its host launches one call too slowly" in answer.error) == (late and name == "peer")
     assert answer.error or answer.sample_us > 0
     session.samplers[name] = sampler  # one that fails is released
-    assert session.energy(name) == Answer(joules=None), "a CPU's is not counted"
-    monkeypatch.setattr(timing, "joules_a_call", lambda call, device: 0.5 if call is sampler.call else None)
-    assert session.energy(name).joules == 0.5
+    assert session.energy(name, 1.0) == Answer(joules=None), "a CPU's is not counted"
+    monkeypatch.setattr(timing, "joules_a_call", lambda call, device, seconds: 0.5 if call is sampler.call else None)
+    assert session.energy(name, 1.0).joules == 0.5
 
 
 def test_peers_warm_up_with_as_many_calls_as_they_need(monkeypatch: pytest.MonkeyPatch) -> None:

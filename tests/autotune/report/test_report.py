@@ -21,7 +21,6 @@ from autotune.report.rows import knob_importances
 from autotune.report.sources import Sources
 from autotune.report.tuning import _tuned_row
 from autotune.text import error_text, geometric_mean, ratio_text, time_text
-from autotune.tune import settings as progress
 
 
 @pytest.fixture(scope="module")
@@ -257,10 +256,6 @@ def test_the_terminal_table_gives_each_ratio_its_interval(tmp_path: Path) -> Non
         entry["default"]["schedule"] = entry["schedule"]
     path.write_text(json.dumps(data))
     assert "1.41×" not in summary_table(results), "the default is no gain over itself"
-
-
-def test_the_progress_lines_share_the_words() -> None:
-    assert progress.time_text is time_text
 
 
 def test_words() -> None:

@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 from rich.console import Console
 
+from autotune.text import joules_text
 from autotune.tune import settings
 from autotune.tune.settings import Progress
 
@@ -28,7 +29,9 @@ def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
 
 
 def study(trials: int) -> Any:
-    return types.SimpleNamespace(finished=range(trials), best_us=4200.0, default_us=5100.0, failures=1)
+    return types.SimpleNamespace(
+        finished=range(trials), best={"time_us": 4200.0}, default={"time_us": 5100.0}, failures=1
+    )
 
 
 def test_a_log_has_a_line_every_ten_seconds(clock: Clock) -> None:
@@ -81,3 +84,11 @@ def test_who_watches_is_told_the_same_every_few_seconds(clock: Clock) -> None:
     line = "mace forward: 3/40 trials, best 4.20 ms, default 5.10 ms, 1 failed"
     seen = [([one.replace("\xa0", " ") for one in lines], new) for lines, new in seen]
     assert seen == [([line], False), ([line], False), ([line], True)]
+
+
+def test_a_search_of_another_objective_shows_its_figures() -> None:
+    best = {"time_us": 4200.0, "joules": 0.00123, "memory_bytes": 2.5e6}
+    shown = settings.status_text(types.SimpleNamespace(best=best, default={"time_us": 5100.0}, failures=0))  # type: ignore[arg-type]
+    assert shown.replace("\xa0", " ") == "best 4.20 ms and 1.23 mJ and 2.50 MB, default 5.10 ms, 0 failed"
+    texts = {value: joules_text(value).replace("\xa0", " ") for value in (12.5, 0.4, 2e-7)}
+    assert texts == {12.5: "12.5 J", 0.4: "400 mJ", 2e-7: "0.200 µJ"} and joules_text(0.0) == joules_text(float("nan"))

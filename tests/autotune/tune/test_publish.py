@@ -26,6 +26,7 @@ from autotune.tune.publish import contenders, gained, publish, verdict_of, why_k
 from autotune.tune.run import open_study
 from autotune.tune.settings import resolve
 from autotune.workload.config import TuneConfig, load_graphs
+from autotune.workload.objective import TIME
 from autotune.workload.workload import Workload, moved_bytes
 from kernelgen.device import device_facts
 from kernelgen.kernels.product.schedule import HostSchedule
@@ -128,6 +129,7 @@ def study(path: Path, *ranked: HostSchedule) -> Any:
         "finished": finished,
         "sampler": "tpe",
         "ended": "",
+        "objective": TIME,
     }
     return types.SimpleNamespace(space=space, path=path, **given)
 
