@@ -247,7 +247,7 @@ def test_absent_peers_are_listed_with_their_reason(monkeypatch: pytest.MonkeyPat
 
 def test_peers_are_set_up_on_nodes_alone(monkeypatch: pytest.MonkeyPatch) -> None:
     met: list[Workload] = []
-    monkeypatch.setattr("autotune.compare.peers.peers_for", lambda work, device: met.append(work) or [])
+    monkeypatch.setattr("autotune.compare.precompile.peers_for", lambda work, device: met.append(work) or [])
     assert precompile.build_peers(workload(), "cpu", ("mace",), PASSES) == {}
     assert met[0].graph.source == NodesAlone(100)
 

@@ -14,8 +14,7 @@ from kernelgen import InputError
 from kernelgen.compile.compiler import compile_source
 from kernelgen.device import cuda_facts
 from kernelgen.ops.product import build
-from kernelgen.runtime.graph import assert_indices, check_indices
-from kernelgen.runtime.kernel import source
+from kernelgen.runtime.graph import CHECK, assert_indices, check_indices
 
 
 @pytest.mark.parametrize("form", ["eager", "order", "compiled", "vmap"])
@@ -99,7 +98,7 @@ def test_checks_that_were_asked_for_stay_in_exported_programs() -> None:
 @pytest.mark.parametrize("index", [torch.int32, torch.int64])
 def test_the_check_of_a_gpu_compiles(index: torch.dtype) -> None:
     for arch in ("sm_80", "sm_90"):
-        assert compile_source(source(index), cuda_facts(arch)).resources["registers"] > 0
+        assert compile_source(CHECK.source(index), cuda_facts(arch)).resources["registers"] > 0
 
 
 GPU_PROGRAM = """
