@@ -170,6 +170,8 @@ def test_equitunes_paths_pass(package: str, certificates: dict[str, Certificate]
         assert {"energy", "node energies", "forces", "stress", "force Jacobian", "NVE drift"} <= set(row["checks"])
 
 
+# As slow as the test above: quick ones run later, and a module's certificates would be made twice.
+@pytest.mark.slow
 @of_all
 @pytest.mark.parametrize("fault", list(faults("mace")))
 def test_a_planted_fault_is_found(package: str, fault: str, certificates: dict[str, Certificate]) -> None:

@@ -29,6 +29,7 @@ def package(request: pytest.FixtureRequest) -> str:
     return request.param
 
 
+@pytest.mark.slow
 def test_copies_go_on_as_stock(package: str) -> None:
     # Not made shorter, which would take minutes: the command does that to the printed sequence.
     @settings(
