@@ -23,7 +23,6 @@ from torch.nn.parallel import DistributedDataParallel
 from autotune import accelerate
 from autotune.bench.contenders import RESULTS
 from kernelgen.compile import compiler
-from kernelgen.compile import compiler as cache
 from kernelgen.ops import first_run
 
 
@@ -47,8 +46,8 @@ def main(package: str, device: str, file: str) -> None:
     if device == "cuda":
         torch.cuda.set_device(rank)
     compiled: list[str] = []
-    publish = cache.publish
-    compiler.cache.publish = lambda key, *given: compiled.append(key) or publish(key, *given)
+    publish = compiler.publish
+    compiler.publish = lambda key, *given: compiled.append(key) or publish(key, *given)
     chosen: list[str] = []
     first_run.LISTENERS.append(
         lambda one: chosen.append(f"{one.operator.problem.key} {one.direction.name} {one.schedules[one.place].key}")
