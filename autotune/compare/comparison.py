@@ -127,14 +127,13 @@ def run_comparison(
     about a second a contender (two, if it is one round); the peers take part in the first. Later rounds end with the
     pass's time.
     """
-    options: dict[str, Any]
+    options: dict[str, Any] = {"seconds_each": seconds_each, "on_step": on_step, "deadline": deadline}
+    options |= {"optional": optional, "asked": asked, "energy": energy}
     if worker is None:
-        options = {"seconds_each": seconds_each, "on_step": on_step, "copies": copies}
-        options |= {"deadline": deadline, "optional": optional, "asked": asked, "energy": energy}
+        options |= {"known_failures": known_failures, "copies": copies}
         with Worker(setting) as own:
-            return run_comparison(setting, passes, ours, worker=own, known_failures=known_failures, **options)
-    options = {"deadline": deadline, "optional": optional, "asked": asked, "energy": energy}
-    comparison = _Comparison(worker, setting, passes, ours, seconds_each, on_step, copies, **options)
+            return run_comparison(setting, passes, ours, worker=own, **options)
+    comparison = _Comparison(worker, setting, passes, ours, times_copies=copies, **options)
     comparison.fallen |= {(name, ""): reason for name, reason in known_failures.items()}
     while True:
         worker.reopen(setting)
