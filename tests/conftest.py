@@ -17,6 +17,11 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+
+if "PYTEST_XDIST_WORKER" in os.environ:
+    # Test processes share the cores, and so do the processes that tests start. torch reads this when it is imported.
+    os.environ.setdefault("OMP_NUM_THREADS", "1")
+
 from browser import browser, visit
 from covering import leave_others_to_slow
 from processor_time import pytest_runtest_makereport, pytest_runtest_protocol, pytest_terminal_summary
@@ -39,9 +44,6 @@ def pytest_configure(config: pytest.Config) -> None:
         os.environ.pop(name, None)
     # Messages name commands as they are typed where the environment is active.
     os.environ["PATH"] = os.pathsep.join((str(Path(sys.executable).parent), os.environ["PATH"]))
-    if "PYTEST_XDIST_WORKER" in os.environ:
-        # Test processes share the cores; the environment reaches the subprocesses that tests start.
-        os.environ.setdefault("OMP_NUM_THREADS", "1")
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
@@ -55,8 +57,9 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     left_out = set(leave_others_to_slow(items, (int(first), int(step))))
     config.hook.pytest_deselected(items=list(left_out))
     items[:] = [item for item in items if item not in left_out]
-    # The longest first: at the end no process waits for another's.
-    items.sort(key=lambda item: item.get_closest_marker("slow") is None)
+    # The longest first: at the end no process waits for another's. Files stay whole, for they share what they made.
+    long = {item.path for item in items if item.get_closest_marker("slow")}
+    items.sort(key=lambda item: item.path not in long)
     marked = [item for item in items if item.get_closest_marker("gpu")]
     if not marked:
         return
