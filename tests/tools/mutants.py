@@ -4,6 +4,7 @@
     python tests/tools/mutants.py --seed 44 --count 200 --out mutants.jsonl --report
     python tests/tools/mutants.py --only autotune/measure/timing.py --list       # what there is to draw from
     python tests/tools/mutants.py --tests smaller.txt --out smaller.jsonl        # the same mutants, other tests
+    python tests/tools/mutants.py --slow none --out quick.jsonl                  # by what `make test` runs alone
 
 A survivor is equivalent (say why) or shows a test that is missing. Only ``AREAS`` are mutated; ``TESTS`` says which
 tests answer for a file. Tests that pin texts by hashes are not among them: they notice every change. Of a survivor in
@@ -289,13 +290,17 @@ class Mutant:
 
 @dataclasses.dataclass(frozen=True)
 class Setting:
-    """root: of the code. tests: selections of pytest by the beginning of a file's path. preloaded: imported once."""
+    """root: of the code. tests: selections of pytest by the beginning of a file's path. preloaded: imported once.
+
+    slow: which of the slow tests run too: those ``named`` in ``tests``, ``none`` or ``all``.
+    """
 
     root: Path
     areas: dict[str, tuple[str, ...]]
     tests: dict[str, tuple[str, ...]]
     preloaded: tuple[str, ...] = PRELOADED
     grace_s: float = GRACE_S
+    slow: str = "named"
 
     def files(self, area: str) -> list[str]:
         found: set[Path] = set()
@@ -369,14 +374,14 @@ class Tree:
 
 
 class _Watcher:
-    """Leaves slow tests out that are not ``named``; writes the first failure down as soon as it is known."""
+    """Leaves slow tests out that do not begin with ``kept``; writes the first failure down as soon as it is known."""
 
-    def __init__(self, answer: Path, named: Sequence[str]) -> None:
-        self.answer, self.named, self.known = answer, tuple(name for name in named if "::" in name), False
+    def __init__(self, answer: Path, kept: Sequence[str]) -> None:
+        self.answer, self.kept, self.known = answer, tuple(kept), False
 
     def pytest_collection_modifyitems(self, items: list[pytest.Item]) -> None:
         items[:] = [
-            item for item in items if item.nodeid.startswith(self.named) or item.get_closest_marker("slow") is None
+            item for item in items if item.nodeid.startswith(self.kept) or item.get_closest_marker("slow") is None
         ]
 
     def _note(self, state: str, report: Any) -> None:
@@ -414,8 +419,10 @@ def _in_child(tree: Tree, setting: Setting, job: Sequence[str], answer: Path) ->
             answer.write_text(json.dumps({"state": "texts", "hashes": golden.hashes()}))
             code = 0
         else:
+            named = [name for name in job if "::" in name]
+            kept = {"none": [], "named": named, "all": [""]}[setting.slow]
             chosen = ("-x", "-q", "-p", "no:cacheprovider", "-m", "not gpu", *job)
-            code = int(pytest.main(list(chosen), plugins=[_Watcher(answer, job)]))
+            code = int(pytest.main(list(chosen), plugins=[_Watcher(answer, kept)]))
     finally:
         sys.stdout.flush()
         sys.stderr.flush()
@@ -617,12 +624,14 @@ def main() -> None:
     parser.add_argument("--out", type=Path, default=Path("mutants.jsonl"), help="answers; what it has is not run again")
     parser.add_argument("--again", action="append", default=[], help="run those of this state again, as: survived")
     parser.add_argument("--jobs", type=int, default=1)
+    parser.add_argument("--slow", choices=("named", "none", "all"), default="named", help="which slow tests run too")
     parser.add_argument("--list", action="store_true", help="print the mutants that are drawn, and run nothing")
     parser.add_argument("--report", action="store_true", help="print the table of what was run, and run nothing")
     given = parser.parse_args()
     tests = {"": tuple(given.tests.read_text().split("\n"))} if given.tests else TESTS
     asked = {area: paths for area, paths in ON_REQUEST.items() if any(_meets(each, paths) for each in given.only)}
     setting = Setting(ROOT, AREAS | asked, {prefix: tuple(filter(None, each)) for prefix, each in tests.items()})
+    setting = dataclasses.replace(setting, slow=given.slow)
     mutants = [mutant for mutant, _ in zip(draw(setting, given.seed, given.only), range(given.count), strict=False)]
     if given.list:
         for mutant in mutants:
