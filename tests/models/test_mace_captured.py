@@ -14,11 +14,13 @@ pytest.importorskip("mace", reason="MACE is not installed")
 import captured_cases as cases
 from ase import Atoms
 from mace.calculators import MACECalculator as StockCalculator
+from mace.modules.irreps_tools import mask_head
 from mace.modules.lora import inject_lora
 from mace_cases import batch_of, imidazole, model_of
 
 from autotune.models.accelerate import accelerate
 from autotune.models.capture import CapturedModel, capture
+from autotune.models.mace.patched import masked_by_head
 from autotune.models.mace.use import MACECalculator
 from kernelgen.errors import InputError, UnsupportedError
 
@@ -68,13 +70,24 @@ def test_all_results_are_given() -> None:
     assert not any(value.requires_grad for value in found.values())
 
 
-def test_several_heads() -> None:
+@pytest.mark.parametrize("device", ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)])
+def test_several_heads(device: str) -> None:
     energies = np.array([[1.0, 2.0, 3.0], [4.0, 5.0, 6.0]])
     scales = {"atomic_inter_scale": [1.5, 2.0], "atomic_inter_shift": [0.1, 0.2]}
-    model = model_of(NUMBERS, heads=["a", "b"], atomic_energies=energies, **scales)
-    batch = batch_of(model, imidazole(), imidazole()[:5]) | {"head": torch.tensor([1, 0])}
-    found, wanted = (one(dict(batch), compute_stress=True) for one in (capture(model), model))
+    stock = model_of(NUMBERS, heads=["a", "b"], atomic_energies=energies, **scales).to(device)
+    batch = batch_of(stock, imidazole(), imidazole()[:5]) | {"head": torch.tensor([1, 0], device=device)}
+    model = copy.deepcopy(stock)
+    accelerate(model)
+    assert type(model.readouts[-1]).__module__ == "autotune.models.mace.patched"
+    # Accelerating again finds nothing to do, and refuses nothing.
+    assert not accelerate(model).replaced
+    found, wanted = (one(dict(batch), compute_stress=True) for one in (capture(model), stock))
     cases.assert_close(*({name: out[name].detach() for name in ("energy", "forces")} for out in (found, wanted)))
+
+
+def test_masks_of_heads_are_maces() -> None:
+    x, heads = torch.randn(5, 12), torch.tensor([0, 2, 1, 2, 0])
+    assert torch.equal(masked_by_head(x, heads, 3), mask_head(x, heads, 3))
 
 
 def test_another_mode_and_another_dtype_are_captured_again() -> None:

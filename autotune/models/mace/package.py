@@ -305,7 +305,7 @@ def contraction_of_mace(module: torch.nn.Module) -> str | None:
 # Read in mace-torch 0.3.16, ``mace/modules/models.py``, ``blocks.py`` and ``gate.py``.
 
 _HOME = "mace.modules"
-_STRAINED = "autotune.models.mace.patched"
+_PATCHED = "autotune.models.mace.patched"
 _MODELS = ("MACE", "ScaleShiftMACE", "AtomicDipolesMACE", "AtomicDielectricMACE", "EnergyDipolesMACE")
 _READOUTS = (
     *("LinearReadoutBlock", "NonLinearReadoutBlock", "NonLinearBiasReadoutBlock", "GeneralNonLinearBiasReadoutBlock"),
@@ -320,7 +320,7 @@ class MaceLayout(ModelLayout):
     """All of MACE's own models."""
 
     def matches(self, model: torch.nn.Module) -> bool:
-        homes = (f"{_HOME}.models", _STRAINED)
+        homes = (f"{_HOME}.models", _PATCHED)
         return home_of(type(model)) in homes and type(model).__qualname__ in _MODELS
 
     def parts(self, model: Any) -> Iterator[Part]:
@@ -337,20 +337,30 @@ class MaceLayout(ModelLayout):
             yield from _other_parts(readout, f"readouts.{number}.")
 
     def finish(self, model: Any) -> None:
-        kind = type(model)
-        strained = getattr(importlib.import_module(_STRAINED), kind.__qualname__, None)
-        # A model of a torch.package has classes of its own, and one with a forward of its own keeps it.
-        if strained is not None and strained.__mro__[1] is kind and "forward" not in model.__dict__:
-            model.__class__ = strained
-        elif any(ir.l > 0 for product in model.products for _, ir in product.linear.irreps_out):
+        has_vectors = any(ir.l > 0 for product in model.products for _, ir in product.linear.irreps_out)
+        if not _take_patched_class(model) and has_vectors:
             model.register_forward_hook(descriptors_for_users)
+        for readout in model.readouts:
+            if getattr(readout, "num_heads", 1) > 1:
+                _take_patched_class(readout)
 
-    def undo(self, model: torch.nn.Module) -> None:
-        if home_of(type(model)) == _STRAINED:
-            model.__class__ = type(model).__mro__[1]
+    def undo(self, model: Any) -> None:
+        for module in (model, *model.readouts):
+            if home_of(type(module)) == _PATCHED:
+                module.__class__ = type(module).__mro__[1]
         for key, hook in list(model._forward_hooks.items()):
             if hook is descriptors_for_users:
                 del model._forward_hooks[key]
+
+
+def _take_patched_class(module: torch.nn.Module) -> bool:
+    """Whether there is one for it. A model of a torch.package has classes of its own; a forward of its own stays."""
+    kind = type(module)
+    patched = getattr(importlib.import_module(_PATCHED), kind.__qualname__, None)
+    taken = patched is not None and patched.__mro__[1] is kind and "forward" not in module.__dict__
+    if taken:
+        module.__class__ = patched
+    return taken
 
 
 def descriptors_for_users(model: Any, _: Any, out: dict[str, Tensor]) -> dict[str, Tensor]:
@@ -360,7 +370,8 @@ def descriptors_for_users(model: Any, _: Any, out: dict[str, Tensor]) -> dict[st
 
 def _check_class(block: torch.nn.Module, names: tuple[str, ...]) -> None:
     kind = type(block)
-    if home_of(kind) != f"{_HOME}.blocks" or kind.__qualname__ not in names or "forward" in block.__dict__:
+    is_maces = home_of(kind) in (f"{_HOME}.blocks", _PATCHED) and kind.__qualname__ in names
+    if not is_maces or "forward" in block.__dict__:
         raise UnsupportedError(f"{kind.__module__}.{kind.__qualname__} is no block of MACE that Equitune knows")
     if any(map(has_hooks, block.modules())):
         raise UnsupportedError(f"a {kind.__qualname__} has hooks, which would see the other layout")

@@ -19,7 +19,7 @@ from collections.abc import Callable
 from typing import Any
 
 import torch
-from mace.modules import models, utils
+from mace.modules import blocks, models, utils
 from mace.modules.radial import RadialMLP
 from torch import Tensor
 from torch.nn.utils import parametrize
@@ -89,6 +89,26 @@ def forward_for_lammps(model: torch.nn.Module) -> Callable[..., dict[str, Tensor
     return functools.partial(_with_names(stock.forward, prepare_graph=prepare), model)
 
 
+def masked_by_head(x: Tensor, head: Tensor, num_heads: int) -> Tensor:
+    """What MACE's ``mask_head`` returns: x [nodes, heads * width], with zeros where the columns are of other heads.
+
+    MACE writes a number of the host's into a mask, which no CUDA graph can hold.
+    """
+    own = head.unsqueeze(1) == torch.arange(num_heads, device=x.device)
+    return (x.unflatten(1, (num_heads, -1)) * own.unsqueeze(2)).flatten(1)
+
+
+def _patched_class(stock: type[torch.nn.Module], **names: Any) -> type[torch.nn.Module]:
+    """A block's subclass of the same name, whose forward finds other values under some names of its module."""
+    patched = _with_names(stock.forward, **names)
+
+    @functools.wraps(stock.forward)
+    def forward(self: Any, *arguments: Any, **options: Any) -> Any:
+        return patched(self, *arguments, **options)
+
+    return type(stock.__name__, (stock,), {"forward": forward, "__module__": __name__})
+
+
 def _strained_class(stock: type[torch.nn.Module]) -> type[torch.nn.Module]:
     """The subclass of a model's class, for layout ``ir_mul``, that strains its graphs as above.
 
@@ -113,6 +133,9 @@ def _strained_class(stock: type[torch.nn.Module]) -> type[torch.nn.Module]:
 MACE = _strained_class(models.MACE)
 ScaleShiftMACE = _strained_class(models.ScaleShiftMACE)
 EnergyDipolesMACE = _strained_class(models.EnergyDipolesMACE)
+# Readouts of models of several heads.
+NonLinearReadoutBlock = _patched_class(blocks.NonLinearReadoutBlock, mask_head=masked_by_head)
+NonLinearBiasReadoutBlock = _patched_class(blocks.NonLinearBiasReadoutBlock, mask_head=masked_by_head)
 
 
 # MACE's ``RadialMLP`` without its last layer, which a convolution multiplies by.
