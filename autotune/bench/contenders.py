@@ -101,6 +101,7 @@ def build(contender: str, model: WholeModel) -> tuple[WholeModel, str]:
     if contender in (STREAMED, FUSED):
         return model, _with_weights_inside(contender, model)
     if contender == TF32:
+        require_usable(contender, model.device)
         if dtype_of(model.module) is not torch.float32:
             raise PeerError(f"TF32 is for models in float32; this one is in {dtype_of(model.module)}")
         return model, _accelerated(model.module, KIND_NAMES, precision="tf32")
