@@ -352,7 +352,7 @@ class ModelState:
                 "forward" in own,
                 *own["_forward_hooks"],
                 *own["_forward_pre_hooks"],
-                own.get("product"),
+                own.get("rounds"),
             )
             # Written out, since every call asks all modules, of which most have no tensors or no children.
             if tensors := own["_parameters"]:

@@ -88,7 +88,7 @@ def shorten(network: Any) -> bool:
 def lengthen(network: torch.nn.Module) -> None:
     """Undo :func:`shorten`."""
     if any(take_type_back(network, name) for name in _SHORTENED.values()):
-        for option in ("product", "in_one_kernel"):
+        for option in ("product", "in_one_kernel", "rounds"):
             network.__dict__.pop(option, None)
 
 
@@ -102,12 +102,15 @@ def choose_arithmetic(model: torch.nn.Module, product: str, in_one_kernel: bool,
         kind = type(module)
         if isinstance(module, AcceleratedRadial) or f"{kind.__module__}:{kind.__qualname__}" in _SHORTENED.values():
             module.__dict__.update(product=product, in_one_kernel=in_one_kernel)
-            count += product == "tf32"
+            rounds = product == "tf32"
         elif kernels := getattr(module, "block_products", ()):
-            module.__dict__["product"] = "tf32" if in_tf32 else ""  # a captured step sees that it changes
             for kernel in kernels:
                 kernel.in_tf32 = in_tf32
-            count += in_tf32
+            rounds = in_tf32
+        else:
+            continue
+        module.__dict__["rounds"] = rounds  # a captured step sees that it changes
+        count += rounds
     return count
 
 
