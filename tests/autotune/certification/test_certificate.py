@@ -114,8 +114,8 @@ def test_a_class_has_limits_of_its_own_and_is_asked_in_float32_alone() -> None:
         (row,) = (row for row in found.record["paths"] if row["path"] == "equitune-tf32")
         assert (row["dtype"], row["verdict"]) == ("float32", verdict), row["reason"]
     assert found.record["limits"]["floor"]["tf32"] == checks.FLOOR["tf32"]
-    refused = certify(net(torch.float32), structures, paths=("captured-tf32",), effort="quick")
-    row = refused.path("captured-tf32", "float32")
+    refused = certify(net(torch.float32), structures, paths=("equitune-tf32",), effort="quick")
+    row = refused.path("equitune-tf32", "float32")
     assert row["verdict"] == REFUSED and "TF32 needs an NVIDIA GPU" in row["reason"]
 
 

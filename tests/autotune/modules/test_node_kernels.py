@@ -130,9 +130,15 @@ def relative(found: Sequence[Tensor], wanted: Sequence[Tensor]) -> list[float]:
     return [float((one.cpu().double() - other).abs().max() / other.abs().max()) for one, other in pairs]
 
 
-@pytest.mark.parametrize("device", ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)])
-@pytest.mark.parametrize("nodes", [37, 150])
-def test_products_in_tf32(nodes: int, device: str, request: pytest.FixtureRequest) -> None:
+@pytest.mark.parametrize(
+    ("device", "nodes"),
+    [
+        *(("cpu", 37), ("cpu", 150)),
+        # Of more nodes than the kernels of float32 take.
+        *(pytest.param("cuda", nodes, marks=pytest.mark.gpu) for nodes in (150, matrices.MOST_NODES + 100)),
+    ],
+)
+def test_products_in_tf32(device: str, nodes: int, request: pytest.FixtureRequest) -> None:
     """Each derivative has errors of its class: far above float32's, so that it is seen to be in use."""
     if device == "cpu":
         request.getfixturevalue("launches")
