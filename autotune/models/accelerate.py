@@ -131,21 +131,20 @@ def _checked(precision: str, memory: str, *old: str | None) -> tuple[str, str]:
     for option, value, known in (("precision", precision, PRECISIONS), ("memory", memory, MEMORIES)):
         if value not in known:
             raise InputError(f"{option} is {value!r}; expected one of {', '.join(known)}")
-    for (option, values), value in zip(_OLD.items(), old, strict=True):
-        if value is None:
+    new = {"edge_weights": ("memory", memory == "low"), "edge_product": ("precision", precision == "tf32")}
+    for (option, values), given in zip(_OLD.items(), old, strict=True):
+        if given is None:
             continue
-        if value not in values:
-            raise InputError(f"{option} is {value!r}; expected one of {', '.join(values)}")
-        for new, given, default in (("memory", memory, "auto"), ("precision", precision, "float32")):
-            if given != default and option == {"memory": "edge_weights", "precision": "edge_product"}[new]:
-                raise InputError(f"{new}={given!r} and {option}={value!r} are both given; expected {new} alone")
-        # For the caller of accelerate.
-        hint = f"{option}={value!r} is an old spelling, which goes with the next version; {values[value]}"
-        warnings.warn(hint, FutureWarning, stacklevel=3)
+        if given not in values:
+            raise InputError(f"{option} is {given!r}; expected one of {', '.join(values)}")
+        instead, is_given = new.get(option, ("", False))
+        if is_given:
+            raise InputError(f"{instead} and {option}={given!r} are both given; expected {instead} alone")
+        hint = f"{option}={given!r} is an old spelling, which goes with the next version; {values[given]}"
+        warnings.warn(hint, FutureWarning, stacklevel=3)  # for the caller of accelerate
     where, product, _ = old
-    return where or ("streamed" if memory == "low" else "auto"), product or (
-        "tf32" if precision == "tf32" else "fp16x3"
-    )
+    product = product or ("tf32" if precision == "tf32" else "fp16x3")
+    return where or ("streamed" if memory == "low" else "auto"), product
 
 
 def _said_of(precision: str, model: torch.nn.Module, count: int) -> str:

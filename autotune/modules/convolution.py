@@ -296,7 +296,7 @@ def convolve_radial(
         edges_at_a_time = max(1, PART_BYTES.get(x.device.type, 4 << 20) // row_bytes)
     given = (x, y, hidden, matrix, sender, receiver, num_out)
     if kernels is not None and operator is not None:
-        return radial_product(*given, operator, edges_at_a_time, product, kernels)
+        return radial_product(*given, operator, edges_at_a_time, product, fused=kernels)
     # Kernels run on parts, so schedules are those for graphs of their size.
     if type(edges) is int and edges > edges_at_a_time:
         operator = module._operator_of(x, edges_at_a_time, max(1, num_out * edges_at_a_time // edges))
