@@ -157,8 +157,8 @@ def check_tf32(case: Case, device: str, monkeypatch: pytest.MonkeyPatch, **more:
     model.load_state_dict(exact.state_dict())
     wanted = case.results(exact, case.batch(exact, atoms))
     model.to(device)
+    take_few_edges(monkeypatch, device)
     if device == "cpu":
-        take_few_edges(monkeypatch, device)
         monkeypatch.setattr(node_kernels, "takes", lambda features, in_tf32: in_tf32)
     for module in (linear, species):
         monkeypatch.setattr(module, "LEAST_IN_TF32", 1)  # these models are small
