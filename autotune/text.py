@@ -21,6 +21,8 @@ CAPTURED = "equitune-captured"
 STREAMED = "equitune-streamed"
 # Of whole models: edge weights formed in registers, inside the convolutions.
 FUSED = "equitune-fused"
+# Of whole models: products in TF32. Contenders that a user chooses for their class have no part in other comparisons.
+TF32 = "equitune-tf32"
 NAMES = {
     TUNED: "tuned",
     DEFAULT: "untuned default",
@@ -35,6 +37,7 @@ NAMES = {
     CAPTURED: "Equitune, captured",
     STREAMED: "Equitune, edge weights streamed",
     FUSED: "Equitune, edge weights fused",
+    TF32: "Equitune in TF32",
     # Of radial convolutions: other forms of the layer, all with Equitune's convolution.
     "product-ieee": "weights in memory, torch's float32",
     "product-tf32": "weights in memory, torch's TF32",
@@ -63,7 +66,12 @@ def contender_name(key: str) -> str:
 
 def is_ours(key: str) -> bool:
     """Whether Equitune takes part in a contender, alone or inside another library's model."""
-    return key.partition("+")[0] in (TUNED, DEFAULT, CAPTURED, STREAMED, FUSED)
+    return path_and_form(key)[0].partition("+")[0] in (TUNED, DEFAULT, STREAMED, FUSED, TF32)
+
+
+def precision_of(key: str, dtype: str) -> str:
+    """The class of errors that a contender of whole models has: ``tf32``, or its dtype."""
+    return "tf32" if path_and_form(key)[0] == TF32 else dtype
 
 
 def kind_text(operation: object, deterministic: object) -> str:

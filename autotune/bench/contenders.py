@@ -23,10 +23,10 @@ import torch
 from autotune.bench.rows import DEFAULT, OURS
 from autotune.errors import ConfigError, PeerError, unknown_name
 from autotune.models.capture import capture, capture_training
-from autotune.models.package import Package
+from autotune.models.package import Package, dtype_of
 from autotune.models.stand_ins import CONVOLUTIONS, KIND_NAMES
 from autotune.models.whole_model import PACKAGES, WholeModel
-from autotune.text import CAPTURED, FUSED, STREAMED, path_and_form
+from autotune.text import CAPTURED, FUSED, STREAMED, TF32, path_and_form
 
 if TYPE_CHECKING:
     from autotune.models.capture import CapturedTraining
@@ -55,6 +55,8 @@ def contenders_of(package: Package) -> tuple[str, ...]:
         *((CAPTURED,) if package.captured else ()),
         STREAMED,
         FUSED,
+        TF32,
+        *((f"{TF32}-{_CAPTURED}",) if package.captured else ()),
         *together,
         DEFAULT,
         *others,
@@ -98,6 +100,11 @@ def build(contender: str, model: WholeModel) -> tuple[WholeModel, str]:
         return model, _accelerated(model.module, KIND_NAMES)
     if contender in (STREAMED, FUSED):
         return model, _with_weights_inside(contender, model)
+    if contender == TF32:
+        require_usable(contender, model.device)
+        if dtype_of(model.module) is not torch.float32:
+            raise PeerError(f"TF32 is for models in float32; this one is in {dtype_of(model.module)}")
+        return model, _accelerated(model.module, KIND_NAMES, precision="tf32")
     if contender.startswith(_JOINT):
         converted, _ = build(contender.removeprefix(_JOINT), model)
         return converted, _accelerated(converted.module, (CONVOLUTIONS,))
@@ -163,10 +170,16 @@ def captured_form(model: WholeModel) -> CapturedForm:
 
 def _with_weights_inside(contender: str, model: WholeModel) -> str:
     """What was replaced; PeerError unless convolutions form the weights of their edges, the way that was asked."""
-    how, mark = {STREAMED: ("streamed", "always_streamed"), FUSED: ("fused", "is_fused")}[contender]
+    how: dict[str, str]
+    how, mark = {
+        STREAMED: ({"memory": "low"}, "always_streamed"),
+        FUSED: ({"edge_weights": "fused"}, "is_fused"),
+    }[contender]
     if contender == FUSED and torch.device(model.device).type != "cuda":
         raise PeerError("weights are formed in registers on a GPU only")
-    said = _accelerated(model.module, KIND_NAMES, edge_weights=how)
+    with warnings.catch_warnings():  # what forms them everywhere is an old option
+        warnings.simplefilter("ignore", FutureWarning)
+        said = _accelerated(model.module, KIND_NAMES, **how)
     if not any(getattr(module, mark, False) for module in model.module.modules()):
         raise PeerError(f"no convolution forms the weights of its edges itself: {said}")
     return said
@@ -191,6 +204,8 @@ def require_usable(contender: str, device: str) -> None:
     if contender == SYMMETRIX and importlib.util.find_spec("symmetrix") is None:
         raise PeerError("not installed; pip install symmetrix-xl-cuda13-sm90, or what fits the device")
     path, form = path_and_form(contender)
+    if path == TF32 and (torch.device(device).type != "cuda" or torch.version.hip):
+        raise PeerError("TF32 needs an NVIDIA GPU")
     if form == _CAPTURED and torch.device(device).type != "cuda":
         raise PeerError("CUDA graphs need a GPU")
     for name in path.removeprefix(_JOINT).split("+"):

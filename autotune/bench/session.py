@@ -37,7 +37,7 @@ from autotune.measure.timing import joules_a_call, synchronize
 from autotune.models.package import Outputs, Package
 from autotune.models.step import PATIENCE
 from autotune.models.whole_model import WholeModel, find_atoms, open_model
-from autotune.text import is_ours
+from autotune.text import is_ours, precision_of
 
 if TYPE_CHECKING:
     from ase import Atoms
@@ -249,7 +249,7 @@ class ModelSession:
 
     def _errors(self, structure: str, which: str, exact: Path) -> Cell:
         errors, compared = errors_of(self.values(structure, which), load(exact))
-        if wrong := wrong_values(errors, self.setting.dtype):
+        if wrong := wrong_values(errors, precision_of(self.setting.contender, self.setting.dtype)):
             return {"error": wrong}
         return {"errors": errors} | ({"gradients_of": compared} if compared else {})
 
@@ -419,7 +419,7 @@ def _on_device(event: Any) -> bool:
 Values = dict[str, Any]
 # A contender that differs more from stock in float64 computes something else. Random weights make energies small and
 # sums of many signs, so float32 itself is some 1e-5 off.
-MOST_WRONG = {"float32": 1e-3, "float64": 1e-8}
+MOST_WRONG = {"tf32": 5e-3, "float32": 1e-3, "float64": 1e-8}
 # Gradients of single parameters are sums over all edges, and each counts.
 _GRADIENTS_TIMES = 30
 
@@ -472,10 +472,10 @@ def errors_of(found: Values, exact: Values) -> tuple[dict[str, float], str]:
     return errors, f"{len(shared)} of {len(exact['gradients'])} parameters"
 
 
-def wrong_values(errors: Mapping[str, float], dtype: str) -> str:
+def wrong_values(errors: Mapping[str, float], precision: str) -> str:
     """What is wrong about the values with these errors; empty if nothing is."""
     for name, error in errors.items():
-        most = MOST_WRONG[dtype] * (_GRADIENTS_TIMES if name == "gradients" else 1)
+        most = MOST_WRONG[precision] * (_GRADIENTS_TIMES if name == "gradients" else 1)
         if not error <= most:
             return f"wrong values: {name} differ by {error:.1e} from stock in float64, more than {most:.0e}"
     return ""

@@ -57,7 +57,17 @@ from autotune.measure.trial import is_out_of_memory
 from autotune.measure.worker import Worker
 from autotune.models.package import Package
 from autotune.models.whole_model import PACKAGES, RATTLED, find_atoms, open_model, package_named, published_models
-from autotune.text import MISSING, TUNED, contender_name, count, is_ours, ratio_text, time_text
+from autotune.text import (
+    MISSING,
+    TF32,
+    TUNED,
+    contender_name,
+    count,
+    is_ours,
+    path_and_form,
+    ratio_text,
+    time_text,
+)
 from autotune.workload.graphs import Bulk
 from kernelgen.device import DeviceFacts, device_facts
 
@@ -381,10 +391,12 @@ def largest_crystals(request: LargestRequest, folder: Path, say: Callable[[str],
 def contenders_for(package: Package) -> tuple[str, ...]:
     """Those of a package's models that can run on any number of atoms.
 
-    The captured forms of others need their memory and that of a graph: nobody captures where memory ends.
+    The captured forms of others need their memory and that of a graph: nobody captures where memory ends. Forms in TF32
+    need the memory of those in float32.
     """
     captured = {f"{path}-captured" for path in (STOCK, *package.peers)}
-    return tuple(name for name in contenders_of(package) if name != SYMMETRIX and name not in captured)
+    others = (name for name in contenders_of(package) if name != SYMMETRIX and name not in captured)
+    return tuple(name for name in others if path_and_form(name)[0] != TF32)
 
 
 def crystals() -> Iterator[tuple[int, Repeats]]:

@@ -43,7 +43,7 @@ from autotune.errors import ConfigError, WorkerError, unknown_name
 from autotune.measure.worker import Worker
 from autotune.models.package import dtype_of
 from autotune.models.whole_model import DTYPES, WholeModel, open_made, open_model
-from autotune.text import CAPTURED
+from autotune.text import CAPTURED, TF32, precision_of
 from autotune.workload.toml_tables import parse_duration
 from kernelgen.device import device_facts
 from kernelgen.errors import EquituneError, InputError
@@ -54,7 +54,7 @@ if TYPE_CHECKING:
 
 SCHEMA = 1
 # What a user calls the path whose steps are one launch.
-_SHORT = {"captured": CAPTURED}
+_SHORT = {"captured": CAPTURED, "captured-tf32": f"{TF32}-captured"}
 # Seconds that one structure may take; a path that hangs is then ended.
 _LIMIT_S = 900.0
 # A path that ended its process this often is asked nothing more.
@@ -286,9 +286,10 @@ def certify(
 
     model: a checkpoint's path, the name of a published model, ``module:function``, a module, or a WholeModel; modules
     are copied. structures: by name, or in their order; None draws them from the model's elements.
-    paths: names (``equitune``, ``captured``, ``cuequivariance``, ``openequivariance``, other contenders); or
-    by name a function that makes the model by a path of your own from a stock WholeModel, None for a known path.
-    All known ones if none is named. Named models are opened in a process for each path, objects and functions in this.
+    paths: names (``equitune``, ``captured``, ``cuequivariance``, ``openequivariance``, other contenders), also
+    ``equitune-tf32`` and ``captured-tf32``, which are asked in float32 alone and have limits of their class; or by name
+    a function that makes the model by a path of your own from a stock WholeModel, None for a known path. All known
+    ones if none is named. Named models are opened in a process for each path, objects and functions in this.
     dtypes: precisions of the paths. device: cpu, cuda or cuda:N; unlike the command, a GPU is not taken unasked.
     seed: of structures, rotations and displacements. effort: quick, normal or thorough.
     budget: seconds, or a text such as ``"10m"``, for all of it. What is cheapest and tells most comes first; what it
@@ -430,9 +431,12 @@ class _Run:
     def order(self) -> list[tuple[str, str]]:
         """Paths and precisions. Within a budget the first path comes before stock in another precision."""
         if self.seconds is None:
-            return [(path, dtype) for path in (STOCK, *self.paths) for dtype in self.dtypes]
-        first = [(path, dtype) for dtype in self.dtypes for path in (STOCK, *self.paths[:1])]
-        return first + [(path, dtype) for path in self.paths[1:] for dtype in self.dtypes]
+            order = [(path, dtype) for path in (STOCK, *self.paths) for dtype in self.dtypes]
+        else:
+            order = [(path, dtype) for dtype in self.dtypes for path in (STOCK, *self.paths[:1])]
+            order += [(path, dtype) for path in self.paths[1:] for dtype in self.dtypes]
+        # A class below float32 is asked in float32 alone.
+        return [(path, dtype) for path, dtype in order if dtype in (precision_of(path, dtype), "float32")]
 
     def _ask(self, path: str, dtype: str, method: Callable[..., Any], *given: Any) -> Any:
         asker = self.askers.setdefault((path, dtype), self.subject.asker(path, dtype))
@@ -529,7 +533,7 @@ class _Run:
         for name, of_checks in figures.items():
             for check in (*CHECKS, checks.BATCH):
                 for figure in of_checks.get(check.name, ()):
-                    limit = self._limit(check, figure, dtype, name)
+                    limit = self._limit(check, figure, path, dtype, name)
                     ratio = figure.value / limit
                     if not ratio <= 1.0 and name not in wrong.setdefault(check.name, []):
                         wrong[check.name].append(name)
@@ -560,11 +564,12 @@ class _Run:
         else:
             row["reason"] = "; ".join(f"{name}: {text}" for name, text in row["refused"].items())
 
-    def _limit(self, check: Check, figure: Figure, dtype: str, name: str) -> float:
+    def _limit(self, check: Check, figure: Figure, path: str, dtype: str, name: str) -> float:
         own = self.own.get(dtype, {})
         key = (check.name, figure.quantity)
         sizes = [of[key][1] for of in own.values() if key in of]
-        return checks.limit_of(check, figure, dtype, own.get(name, {}), statistics.median(sizes) if sizes else 0.0)
+        median = statistics.median(sizes) if sizes else 0.0
+        return checks.limit_of(check, figure, precision_of(path, dtype), own.get(name, {}), median)
 
     def _cell(self, check: Check, figure: Figure, limit: float, dtype: str, name: str, case: Case) -> Record:
         own = self.own.get(dtype, {}).get(name, {}).get((check.name, figure.quantity))
@@ -631,7 +636,7 @@ class _Run:
         for figure in checks.figures_of(check, Case(questions, found, exact)):
             key = (check.name, figure.quantity)
             median = statistics.median([of[key][1] for of in sizes.values() if key in of] or [0.0])
-            if not figure.value <= checks.limit_of(check, figure, dtype, of_stock, median):
+            if not figure.value <= checks.limit_of(check, figure, precision_of(path, dtype), of_stock, median):
                 return True
         return False
 

@@ -7,6 +7,7 @@ their names.
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Iterator
 from os import PathLike
 from typing import Any
@@ -34,11 +35,31 @@ from autotune.models.stand_ins import (
     of_packages,
 )
 from autotune.models.step import LOG, quicken, unquicken
-from kernelgen.errors import InputError
+from kernelgen.errors import InputError, UnsupportedError
 from kernelgen.ops.radial_convolution import EDGE_PRODUCTS
 
-EDGE_WEIGHTS = ("auto", "streamed", "whole", "fused")
-EDGE_NETWORKS = ("fused", "layers")
+PRECISIONS, MEMORIES = ("float32", "tf32"), ("auto", "low")
+_NO_BF16 = (
+    "precision='bf16' is not offered: kernels read and write float32 and float64 alone, so features and weights of "
+    "edges in bfloat16 would be converted by passes of their own, which cost the traffic that they save; take 'tf32'"
+)
+# Old options, for one version: by value what to give in its place.
+_LEAVE = "leave it out"
+_OLD = {
+    "edge_weights": {
+        "auto": _LEAVE,
+        "streamed": "memory='low' in its place",
+        "whole": f"{_LEAVE}: memory='auto' takes the fastest form that fits",
+        "fused": f"{_LEAVE}: memory='auto' takes the fastest form that fits",
+    },
+    "edge_product": {
+        "fp16x3": _LEAVE,
+        "float32": f"{_LEAVE}: the default has float32's errors too",
+        "tf32": "precision='tf32' in its place",
+    },
+    "edge_network": {"fused": _LEAVE, "layers": _LEAVE},
+}
+assert tuple(_OLD["edge_product"]) == EDGE_PRODUCTS
 # For who opened a compiled file.
 FROM_A_FILE = ", or open the checkpoint that it was made from and accelerate that"
 
@@ -46,12 +67,14 @@ FROM_A_FILE = ", or open the checkpoint that it was made from and accelerate tha
 def accelerate(
     model: Any,
     *,
-    strict: bool | None = None,
+    precision: str = "float32",
+    memory: str = "auto",
     deterministic: bool = False,
+    strict: bool | None = None,
     check: bool = True,
-    edge_weights: str = "auto",
-    edge_product: str = "fp16x3",
-    edge_network: str = "fused",
+    edge_weights: str | None = None,
+    edge_product: str | None = None,
+    edge_network: str | None = None,
 ) -> Acceleration:
     """Replace e3nn's tensor products and spherical harmonics in ``model``, in place, where a kernel computes the same.
 
@@ -59,30 +82,26 @@ def accelerate(
     steps become Equitune's too) or a sum of them. Blocks of MACE, NequIP and SevenNet get the whole convolution, also
     of MACE converted for cuEquivariance or OpenEquivariance. A stock model changes to layout ``ir_mul`` inside, as a
     whole or not at all (then the note says why); users, parameters and checkpoints see e3nn's.
-    strict, deterministic: as in :class:`autotune.TensorProduct`; harmonics are always deterministic.
+    precision: of products with matrices in a float32 model on an NVIDIA GPU, in training too. ``float32``: float32's
+    errors. ``tf32``: factors are rounded to the 11 bits of TF32, sums are float32, in radial networks, self-connections
+    and linear layers; layers to fewer than ``LEAST_IN_TF32`` channels, such as those that give energies, stay float32,
+    and so does all that torch traces or compiles. torch's own settings stay the user's. bf16 is an UnsupportedError.
+    memory: ``auto`` takes the fastest form of each convolution that fits. On a GPU the weights of edges, the last
+    product of a radial network, are formed in the convolution's own kernel where the tuned database says that this is
+    the fastest (or takes at most 5% longer, where all weights would take a GiB), and the network's weights need no
+    gradients; else for all edges at once, if there is room. ``low``: for some edges at a time (see
+    :class:`autotune.RadialTensorProductConv`), also formed again for gradients; on a CPU that is ``auto`` too, if
+    they need none.
+    deterministic, strict: as in :class:`autotune.TensorProduct`; harmonics are always deterministic.
     check: compare each replacement with e3nn on random inputs, on the module's device and in its dtype; one that
     differs by more than ``TOLERANCE`` is not used.
-    edge_weights: where the weights of a convolution's edges are formed, the last product of a radial network.
-    ``whole``: for all edges at once, as the packages do. ``streamed``: inside the convolution, for some edges at a time
-    (see :class:`autotune.RadialTensorProductConv`); less memory, but formed again for gradients. ``fused``: in the
-    convolution's own kernel, on a GPU from sm_80 on, in float32, for energies and forces; elsewhere as ``auto``.
-    ``auto``: on a GPU ``fused`` where the tuned database says that it is the fastest (or takes at most 5% longer, where
-    all weights would take a GiB), and the network's weights need no gradients; else streamed on a CPU if they need
-    none, and on a GPU without room for the weights of all edges; else whole.
-    edge_product: how radial networks multiply in float32 on a GPU, see the same class; ``tf32`` is for ``fused`` alone.
-    edge_network: the hidden layers of a radial network, of many edges, in float32 on a GPU. ``fused``: in one kernel,
-    with errors of float32's class, where their widths are equal, at most 64 (128 for one layer), inputs at most 16,
-    the activation is SiLU, and weights are not trained. ``layers``: one after the other.
+    edge_weights, edge_product, edge_network: old spellings, which work for one version more; a FutureWarning names the
+    new one.
 
     Modules stay, with the reason in the result, if they were compiled, have a ``forward``, parameters or modules of
     their own, or fail when tried. InputError if there is no module. The logger ``equitune`` gets a line, and the table.
     """
-    options = (("weights", edge_weights, EDGE_WEIGHTS), ("network", edge_network, EDGE_NETWORKS))
-    for option, value, known in (*options, ("product", edge_product, EDGE_PRODUCTS)):
-        if value not in known:
-            raise InputError(f"edge_{option} is {value!r}; expected one of {', '.join(known)}")
-    if edge_product == "tf32" and edge_weights != "fused":
-        raise InputError("edge_product='tf32' is for edge_weights='fused'; elsewhere torch's settings choose TF32")
+    where, product = _checked(precision, memory, edge_weights, edge_product, edge_network)
     from autotune.models import radial  # e3nn loads with it, for longer than all else here
 
     name, calculators, model = type(model).__name__, _calculators_in(model), _module_of(model)
@@ -92,25 +111,61 @@ def accelerate(
     places, reason = change_layouts(model, replacing)
     places += [_replaced(replacing, *found) for found in list(_found(model))]
     places += exchange_all(model, replacing)
-    whole = _form_weights(model, edge_weights, edge_product)
+    whole = _form_weights(model, where, product)
     kept = f"node features stay in layout mul_ir: {reason}" if reason else whole
-    in_one_kernel = edge_network == "fused" and edge_product != "float32"  # torch has no such kernel
-    radial.choose_arithmetic(model, edge_product, in_one_kernel)
+    in_one_kernel = edge_network != "layers" and product != "float32"  # torch has no such kernel
+    count = radial.choose_arithmetic(model, product, in_one_kernel, in_tf32=precision == "tf32")
     steps = dict.fromkeys(quicken(calculator) for calculator in calculators)
     note, refused = _note(model, before, places) or kept, "; ".join((REFUSED, *why_not_captured(model)))
-    done = Acceleration(tuple(places), note, "; ".join(filter(None, steps)), refused)
+    said = "" if precision == "float32" else _said_of(precision, model, count)
+    done = Acceleration(tuple(places), note, "; ".join(filter(None, steps)), refused, said)
     LOG.info("%s: %s", name, done.line)
     LOG.debug("%s", done)
     return done
 
 
+def _checked(precision: str, memory: str, *old: str | None) -> tuple[str, str]:
+    """Where weights of edges are formed and how radial networks multiply, as the old options would say it."""
+    if precision == "bf16":
+        raise UnsupportedError(_NO_BF16)
+    for option, value, known in (("precision", precision, PRECISIONS), ("memory", memory, MEMORIES)):
+        if value not in known:
+            raise InputError(f"{option} is {value!r}; expected one of {', '.join(known)}")
+    new = {"edge_weights": ("memory", memory == "low"), "edge_product": ("precision", precision == "tf32")}
+    for (option, values), given in zip(_OLD.items(), old, strict=True):
+        if given is None:
+            continue
+        if given not in values:
+            raise InputError(f"{option} is {given!r}; expected one of {', '.join(values)}")
+        instead, is_given = new.get(option, ("", False))
+        if is_given:
+            raise InputError(f"{instead} and {option}={given!r} are both given; expected {instead} alone")
+        hint = f"{option}={given!r} is an old spelling, which goes with the next version; {values[given]}"
+        warnings.warn(hint, FutureWarning, stacklevel=3)  # for the caller of accelerate
+    where, product, _ = old
+    product = product or ("tf32" if precision == "tf32" else "fp16x3")
+    return where or ("streamed" if memory == "low" else "auto"), product
+
+
+def _said_of(precision: str, model: torch.nn.Module, count: int) -> str:
+    """For the line: in how many modules products are of this class, or why it means nothing for a model."""
+    tensors = [tensor for tensor in (*model.parameters(), *model.buffers()) if tensor.is_floating_point()]
+    if tensors and all(tensor.dtype is torch.float64 for tensor in tensors):
+        return f"{precision} means nothing for a model in float64, whose products stay float64"
+    if tensors and (torch.version.hip or not any(tensor.is_cuda for tensor in tensors)):
+        return f"{precision} means nothing without an NVIDIA GPU: products stay float32 here"
+    return f"{precision} in {count} modules"
+
+
 def _form_weights(model: torch.nn.Module, where: str, product: str) -> str:
-    """Have convolutions form their edges' weights as ``edge_weights`` says; why they do not, if they were told to."""
+    """Have convolutions form their edges' weights: ``whole``, ``streamed``, ``fused`` or as ``auto`` chooses; why they
+    do not, if they were told to.
+    """
     from autotune.models import radial
 
     if where == "whole":
         return ""
-    fused = None if where == "auto" and product == "fp16x3" else where == "fused"
+    fused = None if where == "auto" and product != "float32" else where == "fused"
     inside = radial.form_weights_inside(model, always_streamed=where == "streamed", product=product, fused=fused)
     if inside or where == "auto":
         return ""

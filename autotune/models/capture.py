@@ -59,7 +59,7 @@ def capture(
 
     Raises UnsupportedError for other models, also those with a ``forward`` or hooks of their own; in a call, for inputs
     that the model reads and results that it gives and a captured step does not know; for ``accelerate(model,
-    edge_weights="streamed")``, and on a GPU for a model with a part that waits for the device. InputError for fields of
+    memory="low")``, and on a GPU for a model with a part that waits for the device. InputError for fields of
     other lengths, and on a CPU for indices out of range.
     """
     captured = CapturedModel(model, growth=growth, kept=kept, outgrown=outgrown)
@@ -253,8 +253,8 @@ def package_for(model: torch.nn.Module) -> Package:
         if _is_of(package, model):
             if any(getattr(module, "always_streamed", False) for module in model.modules()):
                 raise UnsupportedError(
-                    "edge_weights='streamed' waits for the device in every step; accelerate the model with "
-                    "edge_weights='whole' to capture it"
+                    "memory='low' waits for the device in every step; accelerate the model with memory='auto' to "
+                    "capture it"
                 )
             package.check_captured(model)
             if own := _what_would_be_lost(model, package):
@@ -352,6 +352,7 @@ class ModelState:
                 "forward" in own,
                 *own["_forward_hooks"],
                 *own["_forward_pre_hooks"],
+                own.get("rounds"),
             )
             # Written out, since every call asks all modules, of which most have no tensors or no children.
             if tensors := own["_parameters"]:

@@ -18,7 +18,6 @@ from autotune.modules.base import autocast
 from autotune.modules.product import check_last
 from kernelgen.compat import is_autocast, o3, run_eagerly, runs_eagerly, without_autocast
 from kernelgen.errors import InputError, UnsupportedError
-from kernelgen.ops import node_kernels as matrices
 from kernelgen.ops.library import will_run
 from kernelgen.ops.node_kernels import BlockProduct, MatrixPath
 from kernelgen.problem.irreps import Block, blocks_of
@@ -28,6 +27,8 @@ from kernelgen.problem.irreps import Block, blocks_of
 # With T(x, w, y) = sum of c x w y over all paths, the result of (x, w) is dT/dy. Its gradients are dT/dx of (w, y) and
 # dT/dw of (x, y), with the result's gradient for y. So these three are each other's derivatives.
 
+# Layers to fewer channels are never multiplied in TF32: they give energies, and have nothing to gain.
+LEAST_IN_TF32 = 16
 # Of what each derivative of T is made.
 FACTORS = {"y": ("x", "w"), "x": ("w", "y"), "w": ("x", "y")}
 
@@ -184,7 +185,7 @@ class BlockMatrices(Trilinear):
             return self._of_weights(with_rows(first), with_rows(second))
         features, weights = (first, second) if wanted == "y" else (second, first)
         features, weights = with_rows(features), weights.contiguous()
-        if matrices.takes(features):
+        if self.kernel.takes(features):
             return self.kernel.rows(wanted, features, weights)
         # Zeros if no path writes some block.
         reached = {getattr(path, wanted): path.dim * _mul(path, wanted) for path in self.merged}
@@ -207,7 +208,7 @@ class BlockMatrices(Trilinear):
         return found
 
     def _of_weights(self, x: Tensor, y: Tensor) -> Tensor:
-        if matrices.takes(x):
+        if self.kernel.takes(x):
             return self.kernel.weights(x, y)
         found = x.new_empty(self.weight_numel)
         if joins_blocks(x):
@@ -349,6 +350,13 @@ class AcceleratedLinear(NodeStandIn, o3.Linear):
             blocks = {offset: bias[None] for (offset, _), bias in zip(self.biased, biases, strict=True)}
             found = found + joined(blocks, found.shape[1], found[:1])[0]
         return found.reshape(*features.shape[:-1], found.shape[1])
+
+    @property
+    def block_products(self) -> tuple[BlockProduct, ...]:
+        """The kernels that a user's choice of precision is for."""
+        form: BlockMatrices = self.form
+        is_wide = form.paths and all(path.columns >= LEAST_IN_TF32 for path in form.paths)
+        return (form.kernel,) if is_wide else ()
 
     def __getstate__(self) -> dict[str, Any]:
         # e3nn's looks for generated code among the children.

@@ -19,7 +19,7 @@ from autotune.modules.base import autocast
 from kernelgen.compat import FullyConnectedNet, runs_eagerly
 from kernelgen.ops import node_kernels as gates
 from kernelgen.ops.edge_networks import few_pass_silu, hidden_features, is_one_kernel
-from kernelgen.ops.radial_convolution import multiply_by
+from kernelgen.ops.radial_convolution import ACCURACY, multiply_by
 
 
 class RadialBlock(NamedTuple):
@@ -88,16 +88,30 @@ def shorten(network: Any) -> bool:
 def lengthen(network: torch.nn.Module) -> None:
     """Undo :func:`shorten`."""
     if any(take_type_back(network, name) for name in _SHORTENED.values()):
-        for option in ("product", "in_one_kernel"):
+        for option in ("product", "in_one_kernel", "rounds"):
             network.__dict__.pop(option, None)
 
 
-def choose_arithmetic(model: torch.nn.Module, product: str, in_one_kernel: bool) -> None:
-    """How Equitune's radial networks multiply, and whether their hidden layers are one kernel where there is one."""
-    for network in model.modules():
-        kind = type(network)
-        if isinstance(network, AcceleratedRadial) or f"{kind.__module__}:{kind.__qualname__}" in _SHORTENED.values():
-            network.__dict__.update(product=product, in_one_kernel=in_one_kernel)
+def choose_arithmetic(model: torch.nn.Module, product: str, in_one_kernel: bool, in_tf32: bool) -> int:
+    """How Equitune's radial networks multiply, and whether their hidden layers are one kernel where there is one.
+
+    in_tf32: whether layers of node features round to TF32. Returns how many modules do, or whose networks do.
+    """
+    count = 0
+    for module in model.modules():
+        kind = type(module)
+        if isinstance(module, AcceleratedRadial) or f"{kind.__module__}:{kind.__qualname__}" in _SHORTENED.values():
+            module.__dict__.update(product=product, in_one_kernel=in_one_kernel)
+            rounds = product == "tf32"
+        elif kernels := getattr(module, "block_products", ()):
+            for kernel in kernels:
+                kernel.in_tf32 = in_tf32
+            rounds = in_tf32
+        else:
+            continue
+        module.__dict__["rounds"] = rounds  # a captured step sees that it changes
+        count += rounds
+    return count
 
 
 # e3nn's ``FullyConnectedNet`` with all its constants in the weights, so that no pass over the edges scales them.
@@ -146,7 +160,8 @@ class AcceleratedRadial(NodeStandIn, FullyConnectedNet):
             scale = _factor_after(layer)
         if not is_one_kernel(x, matrices, self.training):
             return x, layers, 1.0
-        return hidden_features(x, matrices, factors), layers[len(matrices) :], scale
+        accuracy = ACCURACY[self.__dict__.get("product", "fp16x3")]
+        return hidden_features(x, matrices, factors, accuracy), layers[len(matrices) :], scale
 
     def matrix(self) -> Tensor:
         """The last layer's weights [hidden, weights] with all constants after the last activation."""

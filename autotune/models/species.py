@@ -10,13 +10,12 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from autotune.models.linear import Trilinear, component_rows, components, joined, with_rows
+from autotune.models.linear import LEAST_IN_TF32, Trilinear, component_rows, components, joined, with_rows
 from autotune.models.stand_ins import Draw, NodeStandIn, ProductStandIn
 from autotune.modules.base import autocast
 from autotune.workload.workload import relayout
 from kernelgen.compat import is_eager, is_tracing, runs_eagerly, without_autocast
 from kernelgen.errors import UnsupportedError
-from kernelgen.ops import node_kernels as matrices
 from kernelgen.ops.node_kernels import CHUNK, BlockProduct, Groups, MatrixPath
 from kernelgen.problem.irreps import Block, blocks_of
 from kernelgen.runtime.graph import KnownGraphs
@@ -292,11 +291,11 @@ class MatricesByElement(Trilinear):
     def derivative(self, wanted: str, first: Tensor, second: Tensor) -> Tensor:
         grouping, groups = self.grouping, self.groups
         if wanted == "w":
-            if groups is not None and matrices.takes(first):
+            if groups is not None and self.kernel.takes(first):
                 return self.kernel.weights(with_rows(first), with_rows(second), groups, self.paths[0].elements)
             return self._of_weights(grouping.grouped(first), grouping.grouped(second))
         features, weights = (first, second) if wanted == "y" else (second, first)
-        if groups is not None and matrices.takes(features):
+        if groups is not None and self.kernel.takes(features):
             return self.kernel.rows(wanted, with_rows(features), weights.contiguous(), groups)
         given = grouping.grouped(features)
         found, written = given.new_empty(*given.shape[:-1], self.dims[wanted]), set()
@@ -392,6 +391,12 @@ class SpeciesProduct(ProductStandIn, NodeStandIn):
                 return dense(self.paths, self.dims, y, "y", x, weight)
         return MatricesByElement(self.product, species)(x, weight)
 
+    @property
+    def block_products(self) -> tuple[BlockProduct, ...]:
+        """The kernels that a user's choice of precision is for."""
+        is_wide = self.paths and all(path.y.mul >= LEAST_IN_TF32 for path in self.paths)
+        return (self.product.kernel,) if is_wide else ()
+
     def both_results(self, draw: Draw) -> tuple[Tensor, Tensor]:
         """The node attributes are one-hot, all elements in turn."""
         count = self.irreps_in2.dim
@@ -455,6 +460,7 @@ class TypedProduct(SpeciesProduct):
             paths = [path._replace(w=path.w // path.elements * count, elements=count) for path in self.paths]
             self.by_count[count] = TypeMatrices(self.paths, count), by_element(paths, self.dims)
         matrices, product = self.by_count[count]
+        product.kernel.in_tf32 = self.product.kernel.in_tf32
         return MatricesByElement(product, species)(x, matrices(rows, weight))
 
 

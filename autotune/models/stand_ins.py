@@ -277,13 +277,14 @@ class Acceleration:
     """Every tensor product and spherical harmonics module of a model, and what else changed; prints as a table.
 
     note: a remark on the model, such as why no module was found. step: how a calculator's inputs are made. refused:
-    what stock models do and this one will not.
+    what stock models do and this one will not. precision: the class that was asked for, if not float32's.
     """
 
     places: tuple[Place, ...]
     note: str = ""
     step: str = ""
     refused: str = REFUSED
+    precision: str = ""
 
     @property
     def line(self) -> str:
@@ -291,7 +292,7 @@ class Acceleration:
         kept = [place.name for place in self.places if not place.replaced]
         others = f" and {len(kept) - 6} more" if len(kept) > 6 else ""
         stock = f"; stock: {', '.join(kept[:6])}{others}" if kept else ""
-        return f"{self._counts()} replaced{self.note and f': {self.note}'}{stock}"
+        return f"{self._head()}{stock}"
 
     @property
     def replaced(self) -> int:
@@ -304,7 +305,7 @@ class Acceleration:
 
     def __str__(self) -> str:
         """How many of each kind, then the modules' names; those with one reason share it."""
-        lines = [f"{self._counts()} replaced{self.note and f': {self.note}'}"]
+        lines = [self._head()]
         groups: dict[tuple[bool, str], list[str]] = {}
         for place in sorted(self.places, key=lambda place: (not place.replaced, KIND_NAMES.index(place.kind))):
             groups.setdefault((place.replaced, place.detail), []).append(place.name)
@@ -315,6 +316,10 @@ class Acceleration:
         if self.replaced:
             lines += [f"{'refused':8}  {self.refused}", "          autotune.restore(model) makes the model stock again"]
         return "\n".join(lines)
+
+    def _head(self) -> str:
+        said = self.precision and f", {self.precision}"
+        return f"{self._counts()} replaced{said}{self.note and f': {self.note}'}"
 
     def _counts(self) -> str:
         """Such as ``2 of 2 convolutions and 1 of 2 tensor products``."""

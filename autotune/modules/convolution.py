@@ -296,7 +296,7 @@ def convolve_radial(
         edges_at_a_time = max(1, PART_BYTES.get(x.device.type, 4 << 20) // row_bytes)
     given = (x, y, hidden, matrix, sender, receiver, num_out)
     if kernels is not None and operator is not None:
-        return radial_product(*given, operator, edges_at_a_time, fused=kernels)
+        return radial_product(*given, operator, edges_at_a_time, product, fused=kernels)
     # Kernels run on parts, so schedules are those for graphs of their size.
     if type(edges) is int and edges > edges_at_a_time:
         operator = module._operator_of(x, edges_at_a_time, max(1, num_out * edges_at_a_time // edges))
@@ -364,7 +364,8 @@ def _is_fastest(
         if entry is None or (tuning.origin == "other-device" and not is_of_architecture(entry, facts)):
             return False
         totals[OURS] += entry.time_us
-        for name in WHOLE if beside_whole else STREAMED:
+        rounded = ("product-tf32",) if product == "tf32" else ()
+        for name in (*WHOLE, *rounded) if beside_whole else STREAMED:
             totals[name] += entry.peers.get(name, {}).get("time_us", math.inf)
     others = [time_us for name, time_us in totals.items() if name != OURS and time_us < math.inf]
     return bool(others) and totals[OURS] <= times * min(others)
@@ -373,12 +374,21 @@ def _is_fastest(
 def _tunings(
     operator: Operator, hidden: int, product: str, size: tuple[int, int], strict: bool | None
 ) -> dict[str, Tuning]:
-    problem = RadialProblem(operator.problem, hidden, ACCURACY[product])
+    """By direction; in TF32 those of its class, else of three products: the kernels differ in nothing else."""
     facts, where = device_facts(operator.device), GraphClass(RADIAL, *size)
-    return {
-        name: find_schedule(problem, RADIAL, name, "float32", operator.layout, facts, where, strict)
-        for name in RadialKind.directions
-    }
+
+    def of_class(accuracy: str, strict: bool | None) -> dict[str, Tuning]:
+        problem = RadialProblem(operator.problem, hidden, accuracy)
+        return {
+            name: find_schedule(problem, RADIAL, name, "float32", operator.layout, facts, where, strict)
+            for name in RadialKind.directions
+        }
+
+    own = of_class(ACCURACY[product], False if product == "tf32" else strict)
+    if product != "tf32" or all(tuning.entry is not None for tuning in own.values()):
+        return own
+    other = of_class("ieee", strict)
+    return own if any(tuning.entry is None for tuning in other.values()) else other
 
 
 @functools.lru_cache(maxsize=256)

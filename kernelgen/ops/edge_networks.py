@@ -26,6 +26,7 @@ from kernelgen.ops.autograd import leave, left_in
 from kernelgen.ops.base import OPERATORS, rebuilds, resolve
 from kernelgen.ops.library import EXPORTED_SIZE, Maybe, define_op, used_slots, will_run
 from kernelgen.ops.node_kernels import are_there, as_bits, may_launch
+from kernelgen.problem.product import PRODUCTS
 from kernelgen.runtime.call import aligned, empty
 from kernelgen.runtime.kernel import FixedKernel, KernelByDtype
 
@@ -38,27 +39,28 @@ from kernelgen.runtime.kernel import FixedKernel, KernelByDtype
 LEAST_ROWS = 8192
 
 
-def edge_product(a: Tensor, b: Tensor) -> Tensor:
+def edge_product(a: Tensor, b: Tensor, accuracy: str = "ieee") -> Tensor:
     """a ``[edges, depth]`` times b ``[depth, columns]``, differentiable any number of times.
 
-    In float32 on a GPU with many edges, by tensor cores with float32's errors; else ``a @ b``.
+    In float32 on a GPU with many edges, by tensor cores; else ``a @ b``. accuracy: of ``kernelgen.problem.product.
+    PRODUCTS``: ``ieee`` has float32's errors, ``tf32`` those of one product of halves.
     """
     if not (_may_take(a, b) and multiplies(a, b)):
         return full_product(a, b)
     if torch.is_grad_enabled() and (a.requires_grad or b.requires_grad):
-        return _Differentiable.apply(_EDGES, a, b)
-    return product(a, b)
+        return _Differentiable.apply(_EDGES[accuracy], a, b)
+    return product(a, b, accuracy)
 
 
-def sum_product(a: Tensor, b: Tensor) -> Tensor:
+def sum_product(a: Tensor, b: Tensor, accuracy: str = "ieee") -> Tensor:
     """``a^T b`` of a ``[edges, left]`` and b ``[edges, right]``: as :func:`edge_product`."""
     if not (_may_take(a, b) and sums_up(a, b)):
         if _may_take(a, b) and sums_up(b, a):
-            return sum_product(b, a).t()
+            return sum_product(b, a, accuracy).t()
         return full_product(a.t(), b)
     if torch.is_grad_enabled() and (a.requires_grad or b.requires_grad):
-        return _Differentiable.apply(_SUMS, a, b)
-    return sums(a, b)
+        return _Differentiable.apply(_SUMS[accuracy], a, b)
+    return sums(a, b, accuracy)
 
 
 def full_product(a: Tensor, b: Tensor) -> Tensor:
@@ -110,9 +112,24 @@ def _mm(a: Tensor, b: Tensor) -> Tensor:
         return torch.mm(a, b)
 
 
-_EDGES = _Form(lambda a, b: product(a, b), lambda b, g: edge_product(g, b.t()), sum_product)
+def _edges(accuracy: str) -> _Form:
+    return _Form(
+        lambda a, b: product(a, b, accuracy),
+        lambda b, g: edge_product(g, b.t(), accuracy),
+        lambda a, g: sum_product(a, g, accuracy),
+    )
+
+
+def _sums(accuracy: str) -> _Form:
+    return _Form(
+        lambda a, b: sums(a, b, accuracy),
+        lambda b, g: edge_product(b, g.t(), accuracy),
+        lambda a, g: edge_product(a, g, accuracy),
+    )
+
+
 _FULL = _Form(_mm, lambda b, g: full_product(g, b.t()), lambda a, g: full_product(a.t(), g))
-_SUMS = _Form(lambda a, b: sums(a, b), lambda b, g: edge_product(b, g.t()), edge_product)
+_EDGES, _SUMS = ({accuracy: form(accuracy) for accuracy in PRODUCTS} for form in (_edges, _sums))
 
 
 # SiLU of hidden features of edges, in few passes over them.
@@ -232,7 +249,7 @@ def product_fits(rows: int, depth: int, columns: int) -> bool:
     return rows > 0 < depth and columns > 0 == depth % 4 == columns % 4 and min(depth, columns) <= MOST_NARROW
 
 
-def product(a: Tensor, b: Tensor) -> Tensor:
+def product(a: Tensor, b: Tensor, accuracy: str = "ieee") -> Tensor:
     """a ``[rows, depth]`` times b ``[depth, columns]``, of sizes that :func:`fits` takes, without autograd.
 
     Float32 on one GPU. a is copied unless its rows are contiguous and aligned to 16 bytes; b has any strides.
@@ -245,13 +262,14 @@ def product(a: Tensor, b: Tensor) -> Tensor:
     out = empty((rows, columns), a)
     matrix = (b.data_ptr(), b.stride(0), b.stride(1), packed.data_ptr(), backs.data_ptr())
     packing(is_wide).launch(device, tiles, *matrix, depth, columns, tiles, steps)
-    kernel, of_block = (wide(steps), _rows(steps > 4)) if is_wide else (narrow(tiles), _rows(tiles > 8))
+    kernel = wide(steps, accuracy) if is_wide else narrow(tiles, accuracy)
+    of_block = _rows(steps > 4 if is_wide else tiles > 8)
     pointers = (a.data_ptr(), packed.data_ptr(), backs.data_ptr(), out.data_ptr())
     kernel.launch(device, -(-rows // of_block), *pointers, rows, depth, columns, a.stride(0))
     return out
 
 
-def sums(a: Tensor, b: Tensor) -> Tensor:
+def sums(a: Tensor, b: Tensor, accuracy: str = "ieee") -> Tensor:
     """``a^T b`` of a ``[rows, left]`` and b ``[rows, right]``, whose sizes :func:`fits` as ``(rows, left, right)``.
 
     Float32 on one GPU, without autograd. The sums have a fixed order.
@@ -263,7 +281,7 @@ def sums(a: Tensor, b: Tensor) -> Tensor:
     splits = max(1, min(runs // _LEAST_RUNS, 3 * device_facts(a.device).units // blocks))
     out = empty((splits, left, right), a)
     pointers = (a.data_ptr(), b.data_ptr(), out.data_ptr())
-    summing().launch(device, blocks * splits, *pointers, rows, left, right, splits)
+    summing(accuracy).launch(device, blocks * splits, *pointers, rows, left, right, splits)
     return out[0] if splits == 1 else out.sum(0)
 
 
@@ -314,17 +332,18 @@ def _more(is_deep: bool) -> int:
     return 1 if is_deep else 2
 
 
-def kernel_source(entry: str, *headers: str, **constants: int) -> Source:
+def kernel_source(entry: str, *headers: str, accuracy: str = "ieee", **constants: int) -> Source:
     """The text of a kernel of rows in tensor cores. headers: the last one has its ``entry``."""
     numbers = "".join(f"constexpr int {constant} = {value};\n" for constant, value in constants.items())
     parts = ("device.cuh", "tensor_cores.cuh", *headers)
-    return Source(_PREAMBLE + numbers + "".join(map(included, parts)), "cuda", entry)
+    low = "true" if PRODUCTS[accuracy] == 3 else "false"
+    return Source(_PREAMBLE.format(low=low) + numbers + "".join(map(included, parts)), "cuda", entry)
 
 
 _PREAMBLE = """using Real = float;
 #define REAL_IS_FLOAT 1
 constexpr int LANES = 32;
-constexpr bool MUL_IR = false, LOW = true;
+constexpr bool MUL_IR = false, LOW = {low};
 """
 ROWS_HEADERS = ("product.cuh:weight_ring", "tall_products.cuh:rows")
 
@@ -339,26 +358,29 @@ def packing(is_wide: bool) -> FixedKernel:
 
 
 @functools.cache
-def wide(steps: int) -> FixedKernel:
+def wide(steps: int, accuracy: str = "ieee") -> FixedKernel:
     """The kernel of products of a depth of ``steps`` times 16."""
     tiles = 2 * max(1, _PIECES // steps // 2)
     constants = {"MORE": _more(steps > 4), "WARPS": _MOST_WARPS, "STEPS": steps, "TILES": tiles}
-    source = kernel_source("equitune_tall_to_wide", *ROWS_HEADERS, "tall_products.cuh:to_wide", **constants)
+    headers = (*ROWS_HEADERS, "tall_products.cuh:to_wide")
+    source = kernel_source("equitune_tall_to_wide", *headers, accuracy=accuracy, **constants)
     return FixedKernel(source, 8, 32 * _MOST_WARPS)
 
 
 @functools.cache
-def narrow(tiles: int) -> FixedKernel:
+def narrow(tiles: int, accuracy: str = "ieee") -> FixedKernel:
     """The kernel of products of ``tiles`` times 8 columns."""
     constants = {"MORE": _more(tiles > 8), "WARPS": _MOST_WARPS, "TILES": tiles}
-    source = kernel_source("equitune_tall_to_narrow", *ROWS_HEADERS, "tall_products.cuh:to_narrow", **constants)
+    headers = (*ROWS_HEADERS, "tall_products.cuh:to_narrow")
+    source = kernel_source("equitune_tall_to_narrow", *headers, accuracy=accuracy, **constants)
     return FixedKernel(source, 8, 32 * _MOST_WARPS)
 
 
 @functools.cache
-def summing() -> FixedKernel:
+def summing(accuracy: str = "ieee") -> FixedKernel:
     """The kernel of sums over rows."""
-    source = kernel_source("equitune_tall_sums", *ROWS_HEADERS, "tall_products.cuh:sums", MORE=1, WARPS=_MOST_WARPS)
+    headers, constants = (*ROWS_HEADERS, "tall_products.cuh:sums"), {"MORE": 1, "WARPS": _MOST_WARPS}
+    source = kernel_source("equitune_tall_sums", *headers, accuracy=accuracy, **constants)
     return FixedKernel(source, 7, 32 * _MOST_WARPS)
 
 
@@ -374,23 +396,23 @@ _THREADS = 128
 _HEADERS = (*ROWS_HEADERS, "edge_networks.cuh:layers", "edge_networks.cuh:network")
 
 
-def hidden_features(x: Tensor, matrices: Sequence[Tensor], factors: Sequence[float]) -> Tensor:
+def hidden_features(x: Tensor, matrices: Sequence[Tensor], factors: Sequence[float], accuracy: str = "ieee") -> Tensor:
     """x ``[edges, inputs]`` after ``silu(factor * x @ matrix)`` for each matrix in order, ``[edges, hidden]``.
 
     In one kernel, for what :func:`is_one_kernel` takes. Differentiable any number of times: gradients of the matrices
     and derivatives of the gradient go layer by layer, from x.
     """
     if EXPORTED_SIZE.get() is not None and not runs_eagerly(x):
-        return exported_features(x, matrices, factors)
+        return exported_features(x, matrices, factors, accuracy)
     if torch.is_grad_enabled() and any(one.requires_grad for one in (x, *matrices)):
-        return _Network.apply(x, *matrices, tuple(factors))
-    return _features(x, Packed.of(matrices, factors, is_turned=False))
+        return _Network.apply(x, *matrices, tuple(factors), accuracy)
+    return _features(x, Packed.of(matrices, factors, is_turned=False), accuracy)
 
 
-def layer_by_layer(x: Tensor, matrices: Sequence[Tensor], factors: Sequence[float]) -> Tensor:
+def layer_by_layer(x: Tensor, matrices: Sequence[Tensor], factors: Sequence[float], accuracy: str = "ieee") -> Tensor:
     """The same with every layer's features in memory."""
     for matrix, factor in zip(matrices, factors, strict=True):
-        x = few_pass_silu(edge_product(x, matrix * factor))
+        x = few_pass_silu(edge_product(x, matrix * factor, accuracy))
     return x
 
 
@@ -463,12 +485,12 @@ class Packed(NamedTuple):
 class _Network(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, x: Tensor, *given: Any) -> Tensor:
-        """given: the matrices, then their factors."""
-        *matrices, factors = given
+        """given: the matrices, then their factors and the accuracy."""
+        *matrices, factors, accuracy = given
         packed = Packed.of(matrices, factors, is_turned=True)
-        ctx.factors = factors
+        ctx.factors, ctx.accuracy = factors, accuracy
         ctx.save_for_backward(x, *packed.tensors, *matrices)
-        return _features(x, packed)
+        return _features(x, packed, accuracy)
 
     @staticmethod
     @run_eagerly("autograd calls this outside of compiled graphs, which take torch's own")
@@ -479,23 +501,23 @@ class _Network(torch.autograd.Function):
         used = used_slots(ctx, "".join(given))
         if used == "x" and not torch.is_grad_enabled() and runs_eagerly(g):
             packed = Packed(tuple(tensors), matrices[0].shape[1] // 16, len(matrices))
-            found = {"x": _gradient(x, g, packed)}
+            found = {"x": _gradient(x, g, packed, ctx.accuracy)}
         else:
             with torch.enable_grad():
-                features = layer_by_layer(x, matrices, ctx.factors)
+                features = layer_by_layer(x, matrices, ctx.factors, ctx.accuracy)
             wanted, is_differentiable = [given[slot] for slot in used], torch.is_grad_enabled()
             gradients = torch.autograd.grad(features, wanted, g, create_graph=is_differentiable)
             found = dict(zip(used, gradients, strict=True))
-        return (*map(found.get, given), None)  # the factors have none
+        return (*map(found.get, given), None, None)  # the factors have none
 
 
-def _features(x: Tensor, packed: Packed) -> Tensor:
-    kernel = value_kernel(packed.steps, packed.layers)
+def _features(x: Tensor, packed: Packed, accuracy: str) -> Tensor:
+    kernel = value_kernel(packed.steps, packed.layers, accuracy)
     return _launched(kernel, empty((x.shape[0], 16 * packed.steps), x), aligned(x), *packed.tensors[:2])
 
 
-def _gradient(x: Tensor, g: Tensor, packed: Packed) -> Tensor:
-    kernel = gradient_kernel(packed.steps, packed.layers)
+def _gradient(x: Tensor, g: Tensor, packed: Packed, accuracy: str) -> Tensor:
+    kernel = gradient_kernel(packed.steps, packed.layers, accuracy)
     return _launched(kernel, empty(tuple(x.shape), x), aligned(x), aligned(g), *packed.tensors)
 
 
@@ -507,17 +529,20 @@ def _launched(kernel: FixedKernel, out: Tensor, x: Tensor, *others: Tensor) -> T
 
 
 @functools.cache
-def value_kernel(steps: int, layers: int) -> FixedKernel:
+def value_kernel(steps: int, layers: int, accuracy: str = "ieee") -> FixedKernel:
     """The kernel of ``layers`` to ``steps`` times 16 hidden features."""
     headers = (*_HEADERS, "edge_networks.cuh:value")
-    return FixedKernel(_source("equitune_edge_network_value", steps, layers, *headers), 6, 32 * _WARPS)
+    return FixedKernel(
+        _source("equitune_edge_network_value", steps, layers, *headers, accuracy=accuracy), 6, 32 * _WARPS
+    )
 
 
 @functools.cache
-def gradient_kernel(steps: int, layers: int) -> FixedKernel:
+def gradient_kernel(steps: int, layers: int, accuracy: str = "ieee") -> FixedKernel:
     """The kernel of the input's gradient."""
     headers = (*_HEADERS, "edge_networks.cuh:gradient")
-    return FixedKernel(_source("equitune_edge_network_gradient", steps, layers, *headers), 9, 32 * _WARPS)
+    source = _source("equitune_edge_network_gradient", steps, layers, *headers, accuracy=accuracy)
+    return FixedKernel(source, 9, 32 * _WARPS)
 
 
 @functools.cache
@@ -527,9 +552,9 @@ def packing_kernel(steps: int, layers: int) -> FixedKernel:
     return FixedKernel(_source("equitune_edge_matrices", steps, layers, *headers), 11, _THREADS)
 
 
-def _source(entry: str, steps: int, layers: int, *headers: str) -> Source:
+def _source(entry: str, steps: int, layers: int, *headers: str, accuracy: str = "ieee") -> Source:
     constants = {"STEPS": steps, "LAYERS": layers, "WARPS": _WARPS, "MORE": 1, "THREADS": _THREADS}
-    return kernel_source(entry, *headers, **constants)
+    return kernel_source(entry, *headers, accuracy=accuracy, **constants)
 
 
 def network_sources(networks: Iterable[tuple[int, int]]) -> tuple[Source, ...]:
@@ -552,13 +577,15 @@ class Network:
 
     members: tuple[Any, ...] = ()  # it is no family
 
-    def __init__(self, hidden: int, layers: int) -> None:
-        self.hidden, self.layers, self.device = hidden, layers, torch.device("cuda")
-        self.text = json.dumps({"kind": "network", "hidden": hidden, "layers": layers}, sort_keys=True)
+    def __init__(self, hidden: int, layers: int, accuracy: str = "ieee") -> None:
+        self.hidden, self.layers, self.accuracy, self.device = hidden, layers, accuracy, torch.device("cuda")
+        facts = {"kind": "network", "hidden": hidden, "layers": layers, "accuracy": accuracy}
+        self.text = json.dumps(facts, sort_keys=True)
 
     def kernel(self, op: str) -> FixedKernel:
         """The kernel of ``en_forward`` or ``en_backward``."""
-        return (value_kernel if op == "en_forward" else gradient_kernel)(self.hidden // 16, self.layers)
+        made = value_kernel if op == "en_forward" else gradient_kernel
+        return made(self.hidden // 16, self.layers, self.accuracy)
 
     @property
     def launch(self) -> LaunchRule:
@@ -566,12 +593,19 @@ class Network:
         return LaunchRule(32 * _WARPS, 0, (Share("edges", (_WARPS * _ROWS,)),))
 
 
-rebuilds("network", lambda text: Network(json.loads(text)["hidden"], json.loads(text)["layers"]))
+def _rebuilt(text: str) -> Network:
+    facts = json.loads(text)
+    return Network(facts["hidden"], facts["layers"], facts.get("accuracy", "ieee"))
 
 
-def exported_features(x: Tensor, matrices: Sequence[Tensor], factors: Sequence[float]) -> Tensor:
+rebuilds("network", _rebuilt)
+
+
+def exported_features(
+    x: Tensor, matrices: Sequence[Tensor], factors: Sequence[float], accuracy: str = "ieee"
+) -> Tensor:
     """:func:`hidden_features` as an op that torch traces. The matrices are constants, packed now."""
-    network = Network(matrices[0].shape[1], len(matrices))
+    network = Network(matrices[0].shape[1], len(matrices), accuracy)
     OPERATORS.setdefault(network.text, network)
     with outside_of_traces():
         packed = Packed.of(matrices, factors, is_turned=True).tensors
@@ -584,12 +618,12 @@ def _packed(network: Network, *tensors: Tensor) -> Packed:
 
 def _run_features(x: Tensor, *packed_and_text: Any) -> Tensor:
     *packed, text = packed_and_text
-    return _features(x, _packed(resolve(text), *packed))
+    return _features(x, _packed(resolve(text), *packed), resolve(text).accuracy)
 
 
 def _run_gradient(x: Tensor, g: Tensor, *packed_and_text: Any) -> Tensor:
     *packed, text = packed_and_text
-    return _gradient(x, g, _packed(resolve(text), *packed))
+    return _gradient(x, g, _packed(resolve(text), *packed), resolve(text).accuracy)
 
 
 def _keep_input(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:

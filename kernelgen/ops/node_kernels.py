@@ -26,10 +26,18 @@ ENTRY = "equitune_block_matrices"
 # Of the kernels: nodes of a chunk, columns of a tile, threads of a block. Most elements of a small structure fill one
 # chunk, and padding at most doubles a large structure's rows.
 CHUNK, _COLUMNS, _THREADS = 32, 64, 128
-_TILES = "node_matrices.cuh:block_tiles"
-# Of gradients by weights, and of the others.
-WEIGHTS = KernelByDtype(ENTRY, _TILES, "node_matrices.cuh:block_weights", count=14, threads=_THREADS)
-ROWS = KernelByDtype(ENTRY, _TILES, "node_matrices.cuh:block_rows", count=11, threads=_THREADS)
+
+
+def _kernel(part: str, multiply: str, count: int) -> KernelByDtype:
+    headers = (f"node_matrices.cuh:{section}" for section in ("block_tiles", multiply, part))
+    return KernelByDtype(ENTRY, *headers, count=count, threads=_THREADS)
+
+
+# Of gradients by weights, and of the others; the same with numbers rounded to TF32, in tensor cores, for float32.
+WEIGHTS, ROWS = _kernel("block_weights", "block_multiply", 14), _kernel("block_rows", "block_multiply", 11)
+TF32_WEIGHTS, TF32_ROWS = (
+    _kernel(part, "block_multiply_tf32", count) for part, count in (("block_weights", 14), ("block_rows", 11))
+)
 # Up to so many nodes one launch is worth more than the speed of a library's products. On an H200 these kernels take as
 # long at 5184 nodes, with 21 launches for 61 in a step of MACE medium, 33 for 191 in one of SevenNet-l3i5.
 MOST_NODES = 8192
@@ -67,7 +75,12 @@ class Groups(NamedTuple):
 
 
 class BlockProduct:
-    """The kernels of some paths. dims: widths of x and y. numel: of the weights, all of which paths use."""
+    """The kernels of some paths. dims: widths of x and y. numel: of the weights, all of which paths use.
+
+    in_tf32: whether numbers in float32 are rounded to TF32 before they are multiplied.
+    """
+
+    in_tf32 = False
 
     def __init__(self, paths: Sequence[MatrixPath], dims: tuple[int, int], numel: int) -> None:
         self.paths, self.dims, self.numel = tuple(paths), dims, numel
@@ -77,6 +90,13 @@ class BlockProduct:
 
     def __getstate__(self) -> dict[str, Any]:
         return {**self.__dict__, "_on_device": {}}
+
+    def takes(self, features: Tensor) -> bool:
+        """Whether the kernels are for these features ``[nodes, dim]``."""
+        return takes(features, self._rounds(features))
+
+    def _rounds(self, features: Tensor) -> bool:
+        return self.in_tf32 and features.dtype is torch.float32
 
     def rows(self, wanted: str, features: Tensor, weights: Tensor, groups: Groups | None = None) -> Tensor:
         """dT/d``wanted`` (x or y), from the other features ``[nodes, dim]`` and the weights ``[numel]``."""
@@ -89,7 +109,8 @@ class BlockProduct:
             pointers = (features.data_ptr(), weights.data_ptr(), out.data_ptr(), table.data_ptr())
             grouped = (0, 0) if groups is None else (groups.slots.data_ptr(), groups.chunks.data_ptr())
             sizes = (nodes, features.stride(0), width, count, tiles)
-            ROWS.of(features.dtype).launch(features.get_device(), chunks * tiles, *pointers, *grouped, *sizes)
+            kernel = TF32_ROWS if self._rounds(features) else ROWS
+            kernel.of(features.dtype).launch(features.get_device(), chunks * tiles, *pointers, *grouped, *sizes)
         return out
 
     def weights(self, x: Tensor, y: Tensor, groups: Groups | None = None, elements: int = 1) -> Tensor:
@@ -104,7 +125,8 @@ class BlockProduct:
             pointers = (x.data_ptr(), y.data_ptr(), out.data_ptr(), table.data_ptr())
             grouped = (0, 0) if groups is None else (groups.slots.data_ptr(), groups.begins.data_ptr())
             sizes = (nodes, x.stride(0), y.stride(0), count, tiles, elements, parts, self.numel)
-            WEIGHTS.of(x.dtype).launch(x.get_device(), tiles * elements * parts, *pointers, *grouped, *sizes)
+            kernel = TF32_WEIGHTS if self._rounds(x) else WEIGHTS
+            kernel.of(x.dtype).launch(x.get_device(), tiles * elements * parts, *pointers, *grouped, *sizes)
         return out[0] if parts == 1 else out.sum(0)
 
     def _check(self, features: Tensor, other: Tensor, groups: Groups | None, fits: bool) -> None:
@@ -177,14 +199,18 @@ def as_bits(value: float) -> int:
     return struct.unpack("<q", struct.pack("<d", value))[0]
 
 
-def takes(features: Tensor) -> bool:
-    """Whether the kernels are for these features ``[nodes, dim]``: few, on a GPU, in a dtype of kernels."""
-    fits = features.is_cuda and features.dtype in DTYPES and features.shape[0] <= MOST_NODES
-    return fits and are_there(_sources, features.dtype, features.get_device())
+def takes(features: Tensor, in_tf32: bool) -> bool:
+    """Whether the kernels are for these features ``[nodes, dim]``: on a GPU, in a dtype of kernels; few, or in TF32."""
+    fits = features.is_cuda and features.dtype in DTYPES and (in_tf32 or features.shape[0] <= MOST_NODES)
+    return fits and are_there(_tf32_sources if in_tf32 else _sources, features.dtype, features.get_device())
 
 
 def _sources(dtype: torch.dtype) -> tuple[Source, ...]:
     return ROWS.source(dtype), WEIGHTS.source(dtype)
+
+
+def _tf32_sources(dtype: torch.dtype) -> tuple[Source, ...]:
+    return TF32_ROWS.source(dtype), TF32_WEIGHTS.source(dtype)
 
 
 @functools.cache

@@ -566,9 +566,9 @@ def _ranges(ends: list[int], most_edges: int) -> list[tuple[int, int, int, int]]
 # The product ``h @ matrix`` of each edge's hidden features and a radial network's last layer, [edges, weights].
 #
 # ``fp16x3`` is three products of halves by tensor cores, with errors of float32's class: see
-# :mod:`kernelgen.ops.edge_networks`. It is for float32 and many edges on a GPU; elsewhere, and for ``float32``, it
-# is torch's product with torch's settings (``torch.set_float32_matmul_precision``). ``tf32`` is for weights that are
-# formed in registers: one product of halves, whose 11 bits are TF32's. Outside of them it is ``float32``.
+# :mod:`kernelgen.ops.edge_networks`. ``tf32`` is one product of halves, whose 11 bits are TF32's. Both are for float32
+# and many edges on a GPU; elsewhere, and for ``float32``, it is torch's product with torch's settings
+# (``torch.set_float32_matmul_precision``).
 
 # Accuracy class of ``kernelgen.kernels.radial.plan`` with which weights are formed in registers, by product.
 ACCURACY = {"fp16x3": "ieee", "float32": "ieee", "tf32": "tf32"}
@@ -582,13 +582,19 @@ class Multiply(NamedTuple):
     sums: Callable[[Tensor, Tensor], Tensor]
 
 
-_TORCH = Multiply(full_product, lambda a, b: full_product(a.t(), b))
-_HALVES = Multiply(edge_product, sum_product)
+_MULTIPLY = {
+    "fp16x3": Multiply(edge_product, sum_product),
+    "float32": Multiply(full_product, lambda a, b: full_product(a.t(), b)),
+    "tf32": Multiply(
+        lambda a, b: edge_product(a, b, "tf32"),
+        lambda a, b: sum_product(a, b, "tf32"),
+    ),
+}
 
 
 def multiply_by(product: str) -> Multiply:
     """The functions of one of ``EDGE_PRODUCTS``."""
-    return _HALVES if product == "fp16x3" else _TORCH
+    return _MULTIPLY[product]
 
 
 # Derivatives that torch transforms (``is_grads_batched``, vmap): for all edges at once, through the torch ops.

@@ -142,8 +142,8 @@ def test_bad_input_is_named() -> None:
         capture(torch.nn.Linear(1, 1))
     with pytest.raises(UnsupportedError, match="AtomicDipolesMACE"):
         capture(model_of(NUMBERS, kind="AtomicDipolesMACE"))
-    accelerate(model, edge_weights="streamed")
-    with pytest.raises(UnsupportedError, match="edge_weights='whole'"):
+    accelerate(model, memory="low")
+    with pytest.raises(UnsupportedError, match="memory='auto'"):
         capture(model)
 
 

@@ -12,7 +12,8 @@ pytest.importorskip("mace", reason="MACE is not installed")
 
 from emulated_radial import EmulatedKernel, emulate_modules
 from fixed_kernels import take_few_edges, watched_launches
-from mace_cases import TOLERANCE, assert_same, batch_of, imidazole, model_of, results
+from mace_cases import CASE, TOLERANCE, assert_same, batch_of, imidazole, model_of, results
+from model_checks import check_tf32
 
 from autotune.bench.contenders import build
 from autotune.models.accelerate import accelerate, restore
@@ -21,6 +22,7 @@ from autotune.modules import convolution
 from kernelgen.errors import InputError
 
 NUMBERS = [1, 6, 7]
+pytestmark = pytest.mark.filterwarnings("ignore:edge_:FutureWarning")
 
 
 @pytest.fixture(autouse=True)
@@ -43,7 +45,7 @@ def test_results_and_training_gradients_are_stocks(block: str, dtype: torch.dtyp
     model = model_of(NUMBERS, block=block, dtype=dtype)
     batch = batch_of(model, imidazole().repeat(2), imidazole())
     wanted, names = results(model, batch), list(model.state_dict())
-    assert accelerate(model, edge_weights="streamed").note == ""
+    assert accelerate(model, memory="low").note == ""
     assert all("radial" in interaction.conv_tp.__dict__ for interaction in model.interactions)
     assert_same(results(model, batch), wanted)
     assert list(model.state_dict()) == names
@@ -91,7 +93,7 @@ def test_the_weights_are_never_whole() -> None:
 def test_copies_and_files_stream_too() -> None:
     model = model_of(NUMBERS)
     batch = batch_of(model, imidazole().repeat(2))
-    accelerate(model, edge_weights="streamed")
+    accelerate(model, memory="low")
     wanted = results(model, batch)
     file = io.BytesIO()
     torch.save(model, file)
@@ -158,8 +160,13 @@ def test_hidden_layers_in_one_kernel(edge_weights: str, monkeypatch: pytest.Monk
         assert launches.count(f"edge_network_{kernel}") == len(model.interactions)
 
 
+@pytest.mark.parametrize("device", ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)])
+def test_precision_is_a_users_choice(device: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    check_tf32(CASE, device, monkeypatch)
+
+
 def test_what_cannot_stream_says_so() -> None:
-    note = accelerate(torch.nn.Sequential(torch.nn.Linear(2, 2)), edge_weights="streamed").note
+    note = accelerate(torch.nn.Sequential(torch.nn.Linear(2, 2)), memory="low").note
     assert "no module of e3nn" in note
     with pytest.raises(InputError, match="edge_weights is 'none'; expected one of auto, streamed, whole, fused"):
         accelerate(model_of(NUMBERS), edge_weights="none")
@@ -167,5 +174,3 @@ def test_what_cannot_stream_says_so() -> None:
         accelerate(model_of(NUMBERS), edge_product="half")
     with pytest.raises(InputError, match="edge_network is 'all'; expected one of fused, layers"):
         accelerate(model_of(NUMBERS), edge_network="all")
-    with pytest.raises(InputError, match="edge_product='tf32' is for edge_weights='fused'"):
-        accelerate(model_of(NUMBERS), edge_product="tf32")

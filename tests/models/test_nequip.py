@@ -131,6 +131,11 @@ def test_weights_of_edges_are_formed_in_registers_of_a_gpu() -> None:
     model_checks.check_fused_on_a_gpu(CASE)
 
 
+@pytest.mark.parametrize("device", ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)])
+def test_precision_is_a_users_choice(device: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    model_checks.check_tf32(CASE, device, monkeypatch)
+
+
 def test_training_with_an_average_of_weights() -> None:
     model_checks.check_training(CASE)
 

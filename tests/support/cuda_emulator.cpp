@@ -171,6 +171,41 @@ void multiply_add(float (&d)[4], const unsigned (&a)[4], const unsigned (&b)[2])
     barrier(ALL);
 }
 
+static unsigned bits_of(float value) {
+    unsigned bits;
+    __builtin_memcpy(&bits, &value, sizeof bits);
+    return bits;
+}
+static float float_of(unsigned bits) {
+    float value;
+    __builtin_memcpy(&value, &bits, sizeof value);
+    return value;
+}
+// Rounds to 10 bits after the point, ties away from zero (cvt.rna.tf32.f32).
+float operand_in_tf32(float value) { return value - value == 0 ? float_of((bits_of(value) + 0x1000) & ~0x1fffu) : value; }
+
+// mma.m16n8k8 of TF32.
+void multiply_add_tf32(float (&d)[4], const float (&a)[4], const float (&b)[2]) {
+    const int me = current;
+    for (int i = 0; i < 6; ++i) {
+        posted[me].u[i] = bits_of(i < 4 ? a[i] : b[i - 4]);
+        if (posted[me].u[i] & 0x1fff) { fprintf(stderr, "an operand that is not rounded to TF32\n"); abort(); }
+    }
+    barrier(ALL);
+    const int group = me % 32 / 4, quad = me % 4;
+    for (int i = 0; i < 4; ++i) {
+        const int row = group + 8 * (i / 2), column = 2 * quad + i % 2;
+        double sum = d[i];
+        for (int k = 0; k < 8; ++k) {
+            const unsigned of_a = posted[of_lane(row % 8 * 4 + k % 4)].u[row / 8 + 2 * (k / 4)];
+            const unsigned of_b = posted[of_lane(column * 4 + k % 4)].u[4 + k / 4];
+            sum += double(float_of(of_a)) * float_of(of_b);
+        }
+        d[i] = float(sum);
+    }
+    barrier(ALL);
+}
+
 unsigned transposed(unsigned both) {
     posted[current].u[0] = both;
     barrier(ALL);

@@ -115,6 +115,9 @@ static void multiply_add(float (&d)[4], const unsigned (&a)[2], unsigned b) {  /
     multiply_add(d, {a[0], a[1], 0u, 0u}, {b, 0u});
 }
 #endif
+#ifdef IN_TF32
+static float operand(float value) { return operand_in_tf32(value); }
+#endif
 #ifdef WARPGROUPS
 static void meet() { wait_for_warpgroup(); }
 static void begin_products(unsigned (&)[4], unsigned (&)[4]) { begin_products(); }

@@ -26,6 +26,8 @@ float high_half(unsigned both);
 unsigned reduce_max(unsigned mask, unsigned value);
 void load_matrix(const unsigned short* row, unsigned (&r)[4], bool is_transposed);
 void multiply_add(float (&d)[4], const unsigned (&a)[4], const unsigned (&b)[2]);
+float operand_in_tf32(float value);
+void multiply_add_tf32(float (&d)[4], const float (&a)[4], const float (&b)[2]);
 unsigned transposed(unsigned both);
 
 // Products of four warps (wgmma): d is [tiles][4].

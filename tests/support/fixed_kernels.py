@@ -34,6 +34,7 @@ def _loaded(source: Source) -> Any:
         # Shared memory of an inline function is static here, and else one for all libraries that have such a function.
         command += ["-fno-gnu-unique"]
         command += ["-DTENSOR_CORES"] if "mma.sync" in source.text else []
+        command += ["-DIN_TF32"] if "multiply_add_tf32" in source.text else []
         subprocess.run([*command, str(with_runtime()), "-o", str(library), "-lm"], check=True)
         return ctypes.CDLL(str(library)).emulate
 

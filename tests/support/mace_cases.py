@@ -144,5 +144,8 @@ class MaceCase(Case):
         out = model(dict(batch), **({"compute_stress": True} | options))
         return {name: value for name, value in out.items() if value is not None}
 
+    def results(self, model: Any, batch: dict[str, Any]) -> Results:
+        return results(model, batch)
+
 
 CASE = MaceCase()

@@ -18,9 +18,11 @@ from model_cases import Case, accelerated, assert_same, fused, imidazole, stand_
 from places import ROOT, SUPPORT
 from torch.optim import swa_utils
 
+from autotune.models import linear, species
 from autotune.models.accelerate import accelerate, restore
 from autotune.models.package import default_dtype
 from autotune.modules import convolution
+from kernelgen.ops import node_kernels
 
 
 def check_values(case: Case, atoms: Atoms, dtype: torch.dtype, convolutions: int, **more: Any) -> None:
@@ -109,8 +111,8 @@ def check_streamed(case: Case, convolutions: int, monkeypatch: pytest.MonkeyPatc
     stock = case.build(atoms, **more)
     batch, model = case.batch(stock, atoms), copy.deepcopy(stock)
     wanted = case.results(stock, batch)
-    for option in ("streamed", "auto", "fused"):
-        assert accelerate(model, edge_weights=option).note == ""
+    for option in ({"memory": "low"}, {}, {"edge_weights": "fused"}):
+        assert accelerate(model, **option).note == ""
         for found in (model, copy.deepcopy(model), pickle.loads(pickle.dumps(model))):
             streaming = [part for part in found.modules() if "radial" in part.__dict__]
             assert len(streaming) == convolutions
@@ -144,6 +146,39 @@ def check_fused(case: Case, convolutions: int, monkeypatch: pytest.MonkeyPatch, 
         restore(model)
         for name, parameter in model.named_parameters():
             parameter.requires_grad_(trained[name])
+
+
+def check_tf32(case: Case, device: str, monkeypatch: pytest.MonkeyPatch, **more: Any) -> None:
+    """Values, and the gradient of each parameter on its own, have errors of the class that was asked for; on a CPU by
+    emulated kernels. Errors far above float32's show that it is in use.
+    """
+    atoms = imidazole()
+    exact, model = (case.build(atoms, dtype, **more) for dtype in (torch.float64, torch.float32))
+    model.load_state_dict(exact.state_dict())
+    wanted = case.results(exact, case.batch(exact, atoms))
+    model.to(device)
+    take_few_edges(monkeypatch, device)
+    if device == "cpu":
+        monkeypatch.setattr(node_kernels, "takes", lambda features, in_tf32: in_tf32)
+    for module in (linear, species):
+        monkeypatch.setattr(module, "LEAST_IN_TF32", 1)  # these models are small
+    errors = {}
+    for precision in ("float32", "tf32"):
+        done, given = accelerate(model, precision=precision), case.batch(model, atoms).items()
+        batch = {name: value.to(device) if isinstance(value, torch.Tensor) else value for name, value in given}
+        found = case.results(model, batch)
+        assert list(found) == list(wanted)
+        errors[precision] = {
+            name: float((found[name].cpu().double() - value).abs().max() / value.abs().max())
+            for name, value in wanted.items()
+            if float(value.abs().max()) > 0
+        }
+        said = "tf32 in " if device == "cuda" else "tf32 means nothing"
+        assert (said in done.line) is (precision == "tf32") and restore(model) > 0
+    assert max(errors["float32"].values()) < 2e-5, errors["float32"]
+    for name, error in errors["tf32"].items():
+        most = 3e-2 if name not in ("energy", "forces", "stress") else 5e-3
+        assert 1e-5 < error < most and error > 10 * errors["float32"][name], (name, error, errors["float32"][name])
 
 
 def check_network_in_one_kernel(case: Case, convolutions: int, monkeypatch: pytest.MonkeyPatch, **more: Any) -> None:

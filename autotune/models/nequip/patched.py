@@ -22,7 +22,7 @@ from autotune.models.species import NODE_TYPES
 from autotune.models.stand_ins import has_hooks
 from kernelgen.compat import is_tracing
 from kernelgen.ops.edge_networks import few_pass_silu, hidden_features, is_one_kernel
-from kernelgen.ops.radial_convolution import multiply_by
+from kernelgen.ops.radial_convolution import ACCURACY, multiply_by
 
 
 class FusedTensorProductScatter(TensorProductScatter):
@@ -92,7 +92,8 @@ class ShortenedScalarMLP(ScalarMLPFunction):
         if self.__dict__.get("in_one_kernel") and _are_plain_with_silu(layers):
             matrices = [layer.weight * layer.alpha for layer in layers[::2]]  # a number on the device
             if is_one_kernel(x, matrices, self.training):
-                return hidden_features(x, matrices, [1.0] * len(matrices))
+                accuracy = ACCURACY[self.__dict__.get("product", "fp16x3")]
+                return hidden_features(x, matrices, [1.0] * len(matrices), accuracy)
         for layer in layers:
             if _is_plain(layer):
                 x = multiply.rows(x, layer.weight * layer.alpha)

@@ -25,8 +25,14 @@ struct Tiles {
     alignas(16) REAL b[DEPTH][COLUMNS + 4];
 };
 
-// Adds the product of the tiles, of the first STEP of their depth. A thread has rows threadIdx / 16 + 8 i and columns
-// 4 (threadIdx % 16) + j of the results.
+//// block_multiply
+// A thread's results of a tile are sum[i][j], in row row_of(i) and column column_of(i) + j; operand: what tiles hold of a
+// number.
+__device__ __forceinline__ REAL operand(REAL value) { return value; }
+__device__ __forceinline__ int row_of(int i) { return threadIdx.x / 16 + 8 * i; }
+__device__ __forceinline__ int column_of(int i) { return threadIdx.x % 16 * 4; }
+
+// Adds the product of the tiles, of the first STEP of their depth.
 template <int STEP>
 __device__ __forceinline__ void multiply(const Tiles& tiles, REAL (&sum)[4][4]) {
     const int row = threadIdx.x / 16, column = threadIdx.x % 16 * 4;
@@ -38,6 +44,44 @@ __device__ __forceinline__ void multiply(const Tiles& tiles, REAL (&sum)[4][4]) 
         for (int n = 0; n < 4; ++n)
             for (int i = 0; i < 4; ++i)
                 for (int j = 0; j < 4; ++j) sum[i][j] += a[i].v[n] * b[n].v[j];
+    }
+}
+//// block_multiply_tf32
+// The same in tensor cores (mma.m16n8k8, sm_80 on): numbers are rounded to TF32, sums are float32. A warp has 16 rows and
+// 32 columns, in four products of 8: of a product, column n is column 4 n + its number, so that a lane loads four at once.
+#ifdef __CUDA_ARCH__
+__device__ __forceinline__ float operand(float value) {
+    unsigned rounded;
+    asm("cvt.rna.tf32.f32 %0, %1;" : "=r"(rounded) : "f"(value));
+    return __uint_as_float(rounded);
+}
+__device__ __forceinline__ void multiply_add_tf32(float (&d)[4], const float (&a)[4], const float (&b)[2]) {
+    asm("mma.sync.aligned.m16n8k8.row.col.f32.tf32.tf32.f32 {%0, %1, %2, %3}, {%4, %5, %6, %7}, {%8, %9}, "
+        "{%0, %1, %2, %3};"
+        : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3])
+        : "r"(__float_as_uint(a[0])), "r"(__float_as_uint(a[1])), "r"(__float_as_uint(a[2])),
+          "r"(__float_as_uint(a[3])), "r"(__float_as_uint(b[0])), "r"(__float_as_uint(b[1])));
+}
+#endif
+__device__ __forceinline__ int row_of(int i) { return threadIdx.x / 32 % 2 * 16 + threadIdx.x % 32 / 4 + i / 2 * 8; }
+__device__ __forceinline__ int column_of(int i) { return threadIdx.x / 64 * 32 + 4 * (threadIdx.x % 4 * 2 + i % 2); }
+
+// As above. Of 8 along the depth a lane has 2 quad and 2 quad + 1.
+template <int STEP>
+__device__ __forceinline__ void multiply(const Tiles& tiles, float (&sum)[4][4]) {
+    const int row = row_of(0), quad = threadIdx.x % 4, group = threadIdx.x % 32 / 4, first = threadIdx.x / 64 * 32;
+#pragma unroll 2
+    for (int k = 0; k < STEP; k += 8) {
+        const int at = k + 2 * quad;
+        const float a[4] = {tiles.a[row][at], tiles.a[row + 8][at], tiles.a[row][at + 1], tiles.a[row + 8][at + 1]};
+        const Four low = *reinterpret_cast<const Four*>(&tiles.b[at][first + 4 * group]);
+        const Four high = *reinterpret_cast<const Four*>(&tiles.b[at + 1][first + 4 * group]);
+#pragma unroll
+        for (int n = 0; n < 4; ++n) {
+            float d[4] = {sum[0][n], sum[1][n], sum[2][n], sum[3][n]};
+            multiply_add_tf32(d, a, {low.v[n], high.v[n]});
+            for (int i = 0; i < 4; ++i) sum[i][n] = d[i];
+        }
     }
 }
 //// block_rows
@@ -78,8 +122,8 @@ __device__ __forceinline__ void add_term(Tiles& tiles, const REAL* const (&rows)
     };
     for (int k0 = -STEP; k0 < depth; k0 += STEP) {
         if (k0 >= 0) {
-            for (int i = 0; i < ROWS; ++i) tiles.a[first_row + THREADS / STEP * i][channel] = coefficient * of_rows[i];
-            for (int i = 0; i < PLACES; ++i) tiles.b[place.k_of(i)][place.j_of(i)] = of_matrix[i];
+            for (int i = 0; i < ROWS; ++i) tiles.a[first_row + THREADS / STEP * i][channel] = operand(coefficient * of_rows[i]);
+            for (int i = 0; i < PLACES; ++i) tiles.b[place.k_of(i)][place.j_of(i)] = operand(of_matrix[i]);
             __syncthreads();
         }
         if (k0 + STEP < depth) fetch(k0 + STEP);
@@ -121,9 +165,9 @@ extern "C" __global__ void __launch_bounds__(128, sizeof(REAL) == 4 ? 4 : 2) equ
             add_term<false>(tiles, rows, from, matrix, j_stride, depth, columns_here, coefficient, sum);
     }
     for (int i = 0; i < 4; ++i) {
-        const long long n = node_of(slots, chunk, threadIdx.x / 16 + 8 * i, nodes);
+        const long long n = node_of(slots, chunk, row_of(i), nodes);
         for (int j = 0; j < 4; ++j) {
-            const long long c = column0 + threadIdx.x % 16 * 4 + j;
+            const long long c = column0 + column_of(i) + j;
             if (n >= 0 && c < columns) out[n * out_stride + block[0] + m * columns + c] = sum[i][j];
         }
     }
@@ -170,8 +214,8 @@ extern "C" __global__ void __launch_bounds__(128, 4) equitune_block_matrices(
     long long chunk = begin;
     if (begin < end) fetch(begin, 0);
     for (int m = 0; chunk < end;) {
-        for (int i = 0; i < OF_X; ++i) tiles.a[r][threadIdx.x / NODES + THREADS / NODES * i] = of_x[i];
-        for (int i = 0; i < OF_Y; ++i) tiles.b[threadIdx.x / COLUMNS + THREADS / COLUMNS * i][c] = of_y[i];
+        for (int i = 0; i < OF_X; ++i) tiles.a[r][threadIdx.x / NODES + THREADS / NODES * i] = operand(of_x[i]);
+        for (int i = 0; i < OF_Y; ++i) tiles.b[threadIdx.x / COLUMNS + THREADS / COLUMNS * i][c] = operand(of_y[i]);
         __syncthreads();
         if (++m == dim) m = 0, ++chunk;
         if (chunk < end) fetch(chunk, m);  // on its way during the product
@@ -181,7 +225,7 @@ extern "C" __global__ void __launch_bounds__(128, 4) equitune_block_matrices(
     const REAL coefficient = (REAL)__longlong_as_double(path[8]);
     for (int i = 0; i < 4; ++i)
         for (int j = 0; j < 4; ++j) {
-            const long long r = row0 + threadIdx.x / 16 + 8 * i, c = column0 + threadIdx.x % 16 * 4 + j;
+            const long long r = row0 + row_of(i), c = column0 + column_of(i) + j;
             if (r < rows && c < columns)
                 out[part * numel + path[2] + r * path[3] + element * path[4] + c] = coefficient * sum[i][j];
         }

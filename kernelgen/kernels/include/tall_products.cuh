@@ -3,7 +3,8 @@
 //// rows
 // What the kernels of tall products share: rows of a, four neighbouring elements a lane, and copies of the other matrix
 // to shared memory. A warp has 16 MORE rows; a lane has group = lane / 4 and quad = lane % 4, and rows group and
-// group + 8 of each 16. The emitter defines before: MORE, WARPS.
+// group + 8 of each 16. Without low parts (LOW, see tensor_cores.cuh) there is one product in place of three. The emitter
+// defines before: MORE, WARPS.
 constexpr int ROWS = 16 * MORE;
 
 // High and low parts of a lane's elements of 16 rows along 16 of the depth: left operands of products.
@@ -30,10 +31,12 @@ DEVICE Scale scale_of_row(unsigned largest) {
 // d += part b without the products of low parts; small sums first, and the chain in the tensor cores is short.
 template <int N>
 DEVICE void multiply_parts(const Part (&part)[N], const uint4 (&b)[N], Real (&d)[4]) {
-    UNROLL for (int s = 0; s < N; ++s) {
-        const unsigned hi[2] = {b[s].x, b[s].y}, lo[2] = {b[s].z, b[s].w};
-        multiply_add(d, part[s].lo, hi);
-        multiply_add(d, part[s].hi, lo);
+    if (LOW) {
+        UNROLL for (int s = 0; s < N; ++s) {
+            const unsigned hi[2] = {b[s].x, b[s].y}, lo[2] = {b[s].z, b[s].w};
+            multiply_add(d, part[s].lo, hi);
+            multiply_add(d, part[s].hi, lo);
+        }
     }
     UNROLL for (int s = 0; s < N; ++s) {
         const unsigned hi[2] = {b[s].x, b[s].y};
@@ -254,7 +257,7 @@ DEVICE void fetch_run(Real* to, const Real* a, long long run, long long m, long 
 }
 
 // A lane's elements of 16 rows of a as halves of left operands; `inside` of the rows are there.
-DEVICE void put_rows(const Real* raw, int group, int quad, long long inside, uint4 (*parts)[2][32], Real* backs) {
+DEVICE void put_rows(const Real* raw, int group, int quad, long long inside, uint4 (*parts)[1 + LOW][32], Real* backs) {
     Real v[2][4][4], into[4];
     UNROLL for (int e = 0; e < 4; ++e) {
         const int row = quad + 4 * e;
@@ -275,7 +278,7 @@ DEVICE void put_rows(const Real* raw, int group, int quad, long long inside, uin
             split(v[i][e][column] * into[e], v[i][e + 1][column] * into[e + 1], hi[k], lo[k]);
         }
         parts[2 * i + j][0][threadIdx.x % 32] = make_uint4(hi[0], hi[1], hi[2], hi[3]);
-        parts[2 * i + j][1][threadIdx.x % 32] = make_uint4(lo[0], lo[1], lo[2], lo[3]);
+        if (LOW) parts[2 * i + j][1][threadIdx.x % 32] = make_uint4(lo[0], lo[1], lo[2], lo[3]);
     }
 }
 
@@ -283,7 +286,7 @@ DEVICE void put_rows(const Real* raw, int group, int quad, long long inside, uin
 extern "C" __global__ void __launch_bounds__(32 * WARPS, 3) equitune_tall_sums(
     const Real* __restrict__ a, const Real* __restrict__ b, Real* __restrict__ out, long long rows, long long left,
     long long right, long long splits) {
-    __shared__ uint4 parts[RUN / 16][4][2][32];
+    __shared__ uint4 parts[RUN / 16][4][1 + LOW][32];
     __shared__ Pack<4> fetched[RUN * STRIDE / 4];
     __shared__ Real backs[RUN];
     Real* const raw = fetched[0].v;
@@ -322,12 +325,12 @@ extern "C" __global__ void __launch_bounds__(32 * WARPS, 3) equitune_tall_sums(
             const long long following = s + 1 < RUN / 16 ? run + 16 * (s + 1) : run + splits * RUN;
             load_rows(b, following + quad, n, rows, right, next);
             UNROLL for (int i = 0; i < 4; ++i) {
-                const uint4 high = parts[s][i][0][lane], low = parts[s][i][1][lane];
+                const uint4 high = parts[s][i][0][lane], low = parts[s][i][LOW][lane];
                 const unsigned of_high[4] = {high.x, high.y, high.z, high.w}, of_low[4] = {low.x, low.y, low.z, low.w};
                 UNROLL for (int k = 0; k < 4; ++k) {
                     Real d[4] = {};
-                    multiply_add(d, of_low, hi[k]);
-                    multiply_add(d, of_high, lo[k]);
+                    if (LOW) multiply_add(d, of_low, hi[k]);
+                    if (LOW) multiply_add(d, of_high, lo[k]);
                     multiply_add(d, of_high, hi[k]);
                     UNROLL for (int q = 0; q < 4; ++q) sums[i][k][q] += d[q] * back[k][q % 2];
                 }

@@ -460,7 +460,7 @@ def radial_plan(spec: RadialSpec) -> RadialPlan:
     if facts.backend != "cuda" or facts.is_hip:
         raise UnsupportedError(
             f"weights are formed in registers by NVIDIA's tensor cores, not on {facts.name}; take an NVIDIA GPU, or "
-            'have them formed in memory for some edges at a time: accelerate(model, edge_weights="streamed"), or '
+            'have them formed in memory for some edges at a time: accelerate(model, memory="low"), or '
             "autotune.RadialTensorProductConv"
         )
     inner = CudaSchedule(

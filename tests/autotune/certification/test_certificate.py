@@ -104,6 +104,17 @@ def test_what_is_right_passes(planted: Certificate) -> None:
     assert not planted.passed
 
 
+def test_a_class_has_limits_of_its_own_and_is_asked_in_float32_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What fails as float32 passes as TF32; a fault fails in any class."""
+    monkeypatch.setattr(certificates._Run, "_smallest", lambda *_: {})  # a search that is tested elsewhere
+    structures = {"molecule": draw(SPECIES, CUTOFF, 0)["molecule"]}
+    paths = {"equitune-tf32": FAULTS["TF32"][0], "equitune-tf32-captured": FAULTS["a coupling's sign"][0]}
+    found = certify(net(torch.float32), structures, paths=paths, effort="quick").record
+    rows = [row for row in found["paths"] if row["path"] != "stock"]
+    assert [(row["dtype"], row["verdict"]) for row in rows] == [("float32", PASS), ("float32", FAIL)]
+    assert found["limits"]["floor"]["tf32"] == checks.FLOOR["tf32"]
+
+
 def test_a_failure_has_the_smallest_structure_that_shows_it(planted: Certificate) -> None:
     cell = planted.path("a coupling's sign", "float64")["checks"]["energy"]
     assert cell["smallest"]["atoms"] <= min(

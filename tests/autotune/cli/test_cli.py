@@ -157,7 +157,7 @@ def test_module_and_mistake_in_a_process_of_its_own() -> None:
         (("bench", "quick", "--export-json", "no/such/folder/x.json"), "--export-json no/such/folder/x.json: expected"),
         (("bench", "quick", "--device", "cpu", "--peers", "e3n"), "unknown peer 'e3n'; did you mean 'e3nn'?"),
         (("tune", "quick", "--device", "cpu", "--peers", "e3n"), "unknown peer 'e3n'; did you mean 'e3nn'?"),
-        (("bench", "radial", "--device", "cpu"), 'accelerate(model, edge_weights="streamed")'),
+        (("bench", "radial", "--device", "cpu"), 'accelerate(model, memory="low")'),
         (("bench", "quick", "--seconds", "-1"), "--seconds is -1.0"),
         (("show", "uvu|1x0e|1x0e"), "is not a problem key"),
         (("show", "8x0e", "0e"), "2 texts name the problem; expected a name, a key, or the irreps of in1, in2 and out"),

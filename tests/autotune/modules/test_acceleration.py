@@ -4,13 +4,17 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable
+from pathlib import Path
 
 import pytest
 import torch
 from e3nn import o3
 from torch import Tensor
 
-from autotune.models.accelerate import accelerate, restore
+from autotune.models import radial
+from autotune.models.accelerate import _OLD, accelerate, restore
+from autotune.models.capture import ModelState
+from autotune.models.linear import AcceleratedLinear
 from autotune.models.stand_ins import AcceleratedProduct, Acceleration, Place
 from kernelgen.errors import InputError, UnsupportedError
 
@@ -68,6 +72,68 @@ def test_a_compiled_file_says_what_to_do() -> None:
         "0 of 0 tensor products replaced: AOTInductor has compiled the model, which keeps its kernels"
     )
     assert "nequip-compile --modifiers enable_Equitune" in text and "open the checkpoint that it was made from" in text
+
+
+OLD = {
+    "edge_weights": {
+        "streamed": "memory='low'",
+        "auto": "leave it out",
+        "whole": "memory='auto'",
+        "fused": "memory='auto'",
+    },
+    "edge_product": {"tf32": "precision='tf32'", "fp16x3": "leave it out", "float32": "leave it out"},
+    "edge_network": {"fused": "leave it out", "layers": "leave it out"},
+}
+
+
+@pytest.mark.parametrize("option", OLD)
+def test_old_spellings_work_and_name_the_new_one(option: str) -> None:
+    for value, instead in OLD[option].items():
+        with pytest.warns(FutureWarning, match=f"{option}='{value}' is an old spelling.*{instead}") as caught:
+            assert accelerate(Calls(), **{option: value}).replaced == 1
+        assert [Path(one.filename).name for one in caught] == [Path(__file__).name]
+        with pytest.raises(InputError, match=f"{option} is 'none'; expected one of {', '.join(_OLD[option])}"):
+            accelerate(Calls(), **{option: "none"})
+
+
+def test_new_spellings_do_not_warn(recwarn: pytest.WarningsRecorder) -> None:
+    for options in ({}, {"memory": "low"}, {"precision": "float32", "memory": "auto"}):
+        accelerate(Calls(), **options)
+    assert not [one for one in recwarn if one.category is FutureWarning]
+
+
+def test_options_that_are_not_offered() -> None:
+    with pytest.raises(InputError, match="precision is 'fp8'; expected one of float32, tf32"):
+        accelerate(Calls(), precision="fp8")
+    with pytest.raises(InputError, match="memory is 'none'; expected one of auto, low"):
+        accelerate(Calls(), memory="none")
+    with pytest.raises(UnsupportedError, match="precision='bf16' is not offered: kernels read and write float32"):
+        accelerate(Calls(), precision="bf16")
+    for options in ({"memory": "low", "edge_weights": "whole"}, {"precision": "tf32", "edge_product": "float32"}):
+        with pytest.raises(InputError, match="are both given; expected (memory|precision) alone"):
+            accelerate(Calls(), **options)
+
+
+def test_the_line_says_the_precision() -> None:
+    line = accelerate(Calls(), precision="tf32").line
+    assert (
+        line == "1 of 1 tensor products replaced, tf32 means nothing without an NVIDIA GPU: products stay float32 here"
+    )
+    line = accelerate(Calls().double(), precision="tf32").line
+    assert line.endswith("replaced, tf32 means nothing for a model in float64, whose products stay float64")
+    assert accelerate(Calls()).line == "1 of 1 tensor products replaced"
+    table = Acceleration((), note="a note", precision="tf32 in 2 modules")
+    assert table.line == str(table) == "0 of 0 tensor products replaced, tf32 in 2 modules: a note"
+
+
+def test_layers_that_give_energies_are_never_in_tf32() -> None:
+    wide, narrow = (AcceleratedLinear(o3.Linear("32x0e", irreps)) for irreps in ("32x0e", "1x0e"))
+    model = torch.nn.ModuleList([wide, narrow])
+    assert radial.choose_arithmetic(model, "tf32", True, in_tf32=True) == 1
+    assert wide.form.kernel.in_tf32 and not narrow.form.kernel.in_tf32
+    before = ModelState(model)
+    assert radial.choose_arithmetic(model, "fp16x3", True, in_tf32=False) == 0
+    assert not wide.form.kernel.in_tf32 and not before.is_still()
 
 
 def test_one_line_is_logged(caplog: pytest.LogCaptureFixture) -> None:

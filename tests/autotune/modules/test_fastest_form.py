@@ -38,7 +38,8 @@ def is_fastest(monkeypatch: pytest.MonkeyPatch, forward: Any, backward: Any, **h
         for name, entry in (("forward", forward), ("backward", backward))
     }
     monkeypatch.setattr(tuned, "_tunings", lambda *_, **__: found)
-    return tuned.is_fused_fastest(OPERATOR, 64, "fp16x3", 1000, 100, **{"beside_whole": True} | how)
+    given: dict[str, Any] = {"product": "fp16x3", "beside_whole": True} | how
+    return tuned.is_fused_fastest(OPERATOR, 64, num_edges=1000, num_nodes=100, **given)
 
 
 def entry(time_us: float, peers: dict[str, Any] = WHOLE) -> Any:
@@ -73,6 +74,27 @@ def test_what_was_not_measured_is_not_chosen(monkeypatch: pytest.MonkeyPatch) ->
     assert not is_fastest(monkeypatch, entry(1.0, failed), entry(1.0))
     one_form = {"product-ieee": {"time_us": 30.0}, "product-fp16x3": {"error": "no such GPU"}}
     assert is_fastest(monkeypatch, entry(1.0, one_form), entry(25.0)), "a form counts if it has both times"
+
+
+def test_in_tf32_whole_weights_are_in_tf32_too(monkeypatch: pytest.MonkeyPatch) -> None:
+    beside = WHOLE | {"product-tf32": {"time_us": 9.0}}
+    assert is_fastest(monkeypatch, entry(5.0, beside), entry(19.0, beside))
+    assert not is_fastest(monkeypatch, entry(5.0, beside), entry(19.0, beside), product="tf32")
+    assert is_fastest(monkeypatch, entry(5.0, beside), entry(13.0, beside), product="tf32")
+
+
+@pytest.mark.parametrize(("name", "accuracy"), [("mace-mp-medium", "tf32"), ("mace-mp-first", "ieee")])
+def test_schedules_in_tf32_are_those_of_its_class_where_they_were_tuned(
+    name: str, accuracy: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A first layer was tuned for three products alone."""
+    monkeypatch.setattr(tuned, "device_facts", lambda _: cuda_facts("sm_90"))
+    layer: Any = Layer()
+    layer.problem = find_problem(name)
+    found = tuned._tunings(layer, 64, "tf32", (17, 7), None)
+    assert {each.entry.problem.split("|")[2] for each in found.values()} == {accuracy}
+    in_float32 = tuned._tunings(layer, 64, "fp16x3", (17, 7), None)
+    assert {each.entry.problem.split("|")[2] for each in in_float32.values()} == {"ieee"}
 
 
 def test_no_recorded_row_is_slower_by_the_choice() -> None:

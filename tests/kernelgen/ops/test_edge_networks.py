@@ -27,6 +27,7 @@ from kernelgen.ops.edge_networks import (
     value_kernel,
 )
 from kernelgen.ops.library import exported_for
+from kernelgen.problem.product import PRODUCTS
 
 DEVICES = ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)]
 EDGES = 150
@@ -208,6 +209,17 @@ def test_gradients_of_matrices_go_layer_by_layer(in_second: bool, device: str, l
     assert all(map(torch.equal, given, frozen))
 
 
+@pytest.mark.parametrize("hidden", [32, 64])
+def test_value_and_gradient_in_tf32(hidden: int, device: str) -> None:
+    """Far above float32's errors: one product for each layer is what runs."""
+    x, matrices, g = case(8, hidden, 2)
+    exact = value_and_gradient(plain, x, matrices, g)
+    given = x.to(device), [m.to(device) for m in matrices], g.to(device)
+    found = value_and_gradient(lambda x, m: hidden_features(x, m, FACTORS[: len(m)], "tf32"), *given)
+    for one, wanted in zip(found, exact, strict=True):
+        assert 1e-5 < float((one.cpu().double() - wanted).abs().max() / wanted.abs().max()) < 2e-3
+
+
 def test_trained_matrices_keep_features(device: str) -> None:
     x, matrices, _ = case(8, 32, 2)
     trained = [m.to(device).requires_grad_() for m in matrices]
@@ -266,6 +278,9 @@ def test_kernels_compile_without_spills() -> None:
         pytest.skip(str(error))
     for arch in ("sm_80", "sm_90", "sm_120"):
         for steps, layers in ((4, 3), (4, 2), (8, 1), (2, 1)):
-            for kernel in (value_kernel(steps, layers), gradient_kernel(steps, layers), packing_kernel(steps, layers)):
+            made = [
+                kernel(steps, layers, accuracy) for kernel in (value_kernel, gradient_kernel) for accuracy in PRODUCTS
+            ]
+            for kernel in (*made, packing_kernel(steps, layers)):
                 resources = compile_source(kernel.source, cuda_facts(arch)).resources
                 assert resources["spill_bytes"] == 0 and resources["registers"] <= 255

@@ -18,7 +18,7 @@ from kernelgen.ops import edge_networks as tall_matrices
 from kernelgen.ops.edge_networks import edge_product, sum_product
 from kernelgen.ops.product import build
 from kernelgen.ops.radial_convolution import radial_product
-from kernelgen.problem.product import TensorProductProblem
+from kernelgen.problem.product import PRODUCTS, TensorProductProblem
 
 DEVICES = ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)]
 EDGES, HIDDEN, WEIGHTS = 200, 64, 160
@@ -93,6 +93,19 @@ def test_errors_of_sums_over_edges(kind: str, device: str) -> None:
         b[7, ::2] = 0  # what is summed there are the other rows
     found = tall_matrices.sums(a.to(device), b.to(device))
     assert error(found, a.t(), b) < 4 * error(a.t() @ b, a.t(), b)
+
+
+@pytest.mark.parametrize("kind", [kind for kind in KINDS if kind != "elements over e**24"])
+def test_errors_of_one_product_are_of_tf32s_class(kind: str, device: str) -> None:
+    """Far above float32's on ordinary numbers, so that one product is seen to be what runs."""
+    for shape in ((HIDDEN, WEIGHTS), (WEIGHTS, HIDDEN)):
+        a, b = hostile(kind, *shape)
+        found = error(tall_matrices.product(a.to(device), b.to(device), "tf32"), a, b)
+        assert found < 2e-3 and (kind != "ordinary" or found > 1e-5)
+    a, b = hostile(kind, HIDDEN, 4)[0], drawn(EDGES, WEIGHTS, seed=1)
+    if kind != "a huge row":
+        found = error(tall_matrices.sums(a.to(device), b.to(device), "tf32"), a.t(), b)
+        assert found < 2e-3 and (kind != "ordinary" or found > 1e-5)
 
 
 @pytest.mark.parametrize(
@@ -185,8 +198,11 @@ def test_kernels_compile_without_large_spills() -> None:
         nvrtc_version()
     except ToolMissingError as error:
         pytest.skip(str(error))
-    kernels = [tall_matrices.packing(True), tall_matrices.packing(False), tall_matrices.summing()]
-    kernels += [*map(tall_matrices.wide, (1, 2, 4, 5, 8)), *map(tall_matrices.narrow, (2, 8, 10, 16))]
+    kernels = [tall_matrices.packing(True), tall_matrices.packing(False)]
+    for accuracy in PRODUCTS:
+        kernels += [tall_matrices.summing(accuracy)]
+        kernels += [tall_matrices.wide(steps, accuracy) for steps in (1, 2, 4, 5, 8)]
+        kernels += [tall_matrices.narrow(tiles, accuracy) for tiles in (2, 8, 10, 16)]
     for arch in ("sm_80", "sm_90", "sm_120"):
         for kernel in kernels:
             resources = compile_source(kernel.source, cuda_facts(arch)).resources
@@ -221,9 +237,12 @@ def test_all_derivatives_of_the_convolution(most: int, device: str, launches: li
     assert not [name for name in launches if name.startswith("tall")]
     found = gradients("fp16x3", most, torch.float32, device)
     assert "tall_sums" in launches and "tall_to_wide" in launches
-    for one, other, exact in zip(found, plain, wanted, strict=True):
-        errors = [float((given - exact).abs().max() / exact.abs().max()) for given in (one, other)]
+    rounded = gradients("tf32", most, torch.float32, device)
+    for one, other, third, exact in zip(found, plain, rounded, wanted, strict=True):
+        errors = [float((given - exact).abs().max() / exact.abs().max()) for given in (one, other, third)]
         assert errors[0] < 3e-6 and errors[0] < 8 * errors[1] + 2e-7, errors
+        # Each derivative on its own: one that silently took another product would be far below.
+        assert 1e-5 < errors[2] < 5e-3, errors
 
 
 def test_float64_and_other_words() -> None:

@@ -343,6 +343,8 @@ def test_allegros_own_forms_of_its_product_are_contenders() -> None:
             "equitune-captured",
             "equitune-streamed",
             "equitune-fused",
+            "equitune-tf32",
+            "equitune-tf32-captured",
             "equitune-default",
             "stock",
             "cuequivariance",
@@ -446,6 +448,9 @@ def test_peers_that_need_a_gpu_say_so_on_a_cpu() -> None:
         build("cuequivariance", model)
     with pytest.raises(PeerError, match="weights are formed in registers on a GPU only"):
         build("equitune-fused", model)
+    for form in ("", "-captured"):
+        with pytest.raises(PeerError, match="TF32 needs an NVIDIA GPU"):
+            build(f"equitune-tf32{form}", model)
     for path in ("equitune", "stock"):
         with pytest.raises(PeerError, match="CUDA graphs need a GPU"):
             build(f"{path}-captured", model)
@@ -455,10 +460,11 @@ def test_peers_that_need_a_gpu_say_so_on_a_cpu() -> None:
 
 def test_contenders_are_chosen_by_name() -> None:
     mace = package_named("mace")
-    assert contenders_of(mace)[:5] == (
-        *("equitune", "equitune-captured", "equitune-streamed", "equitune-fused", "equitune+cuequivariance"),
+    assert contenders_of(mace)[:6] == (
+        *("equitune", "equitune-captured", "equitune-streamed", "equitune-fused"),
+        *("equitune-tf32", "equitune-tf32-captured"),
     )
-    assert contenders_of(mace)[5:7] == ("equitune-default", "stock")
+    assert contenders_of(mace)[6:9] == ("equitune+cuequivariance", "equitune-default", "stock")
     assert chosen(mace, ("stock", "equitune")) == ("equitune", "stock")
     with pytest.raises(ConfigError, match="did you mean 'stock'"):
         chosen(mace, ("stok",))
