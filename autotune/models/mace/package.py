@@ -357,10 +357,10 @@ def _take_patched_class(module: torch.nn.Module) -> bool:
     """Whether there is one for it. A model of a torch.package has classes of its own; a forward of its own stays."""
     kind = type(module)
     patched = getattr(importlib.import_module(_PATCHED), kind.__qualname__, None)
-    taken = patched is not None and patched.__mro__[1] is kind and "forward" not in module.__dict__
-    if taken:
-        module.__class__ = patched
-    return taken
+    if patched is None or patched.__mro__[1] is not kind or "forward" in module.__dict__:
+        return False
+    module.__class__ = patched
+    return True
 
 
 def descriptors_for_users(model: Any, _: Any, out: dict[str, Tensor]) -> dict[str, Tensor]:
