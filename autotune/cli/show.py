@@ -21,8 +21,9 @@ from autotune.database.lookup import Tuning, find_schedule
 from autotune.database.maintenance import facts_of_record, stale_entries
 from autotune.database.store import Table, database_dirs, database_path, device_files, device_record, load_table
 from autotune.errors import ConfigError
+from autotune.measure.counters import COUNTERS
 from autotune.paths import typed
-from autotune.text import contender_name, direction_name, figures_text, interval_text, time_text
+from autotune.text import contender_name, counters_text, direction_name, figures_text, interval_text, time_text
 from autotune.tune.publish import verdict_of
 from autotune.workload.config import find_problem, load_all, load_config
 from autotune.workload.kind import Problem
@@ -225,7 +226,10 @@ def _figures(entry: Entry, facts: DeviceFacts) -> Iterator[str]:
     else:
         yield _row("  proof", f"none under a rotation; {typed('db verify')} measures it on that device")
     if entry.resources:
-        yield _row("  resources", ", ".join(f"{name} {value}" for name, value in entry.resources.items()))
+        compiled = {name: value for name, value in entry.resources.items() if name not in COUNTERS}
+        yield _row("  resources", ", ".join(f"{name} {value}" for name, value in compiled.items()))
+    if counted := counters_text(entry.resources, entry.bytes, entry.time_us):
+        yield _row("  counters", counted)
     trials = entry.trials
     yield _row("  trials", f"{trials.get('count', '?')} ({trials.get('ok', '?')} ok), {trials.get('file', '')}")
     conditions = entry.conditions.get("noise") or ("at rest" if entry.conditions else "not recorded")

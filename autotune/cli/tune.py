@@ -52,6 +52,13 @@ Objective = Annotated[
         rich_help_panel=options.SEARCH,
     ),
 ]
+Counters = Annotated[
+    str,
+    typer.Option(
+        help="Count what the best few do on a GPU (DRAM, tensor cores, occupancy): auto, if ncu is there; or none.",
+        rich_help_panel=options.OUTPUT,
+    ),
+]
 Shared = Annotated[
     bool,
     typer.Option(
@@ -87,6 +94,7 @@ def tune_config(
     seed: Seed = 0,
     patience: Patience = None,
     objective: Objective = "time",
+    counters: Counters = "auto",
     devices: Annotated[
         str | None,
         typer.Option(
@@ -108,7 +116,7 @@ def tune_config(
     from autotune.measure.worker import launch_server
     from autotune.workload.toml_tables import config_path
 
-    seconds = checked(budget, trials, sampler, seed, patience, objective)
+    seconds = checked(budget, trials, sampler, seed, patience, objective, counters)
     config_path(config)
     if watch and (shared or devices is not None):
         raise ConfigError("--watch shows one tuner; leave out --shared and --devices, or --watch")
@@ -128,7 +136,7 @@ def tune_config(
         loaded = dataclasses.replace(loaded, budget_s=options.what_is_left(loaded.budget_s, begin))
     seconds = None if seconds is None else options.what_is_left(seconds, begin)
     with_peers = options.peers_asked(peers, no_peers, None)
-    arguments = (seconds, trials, sampler, storage, seed, folder, with_peers, patience, objective)
+    arguments = (seconds, trials, sampler, storage, seed, folder, with_peers, patience, objective, counters)
     with ExitStack() as stack, options.Interrupts() as interrupts:
         if shared or devices is not None:
             tune_together(loaded, chosen, *arguments)
@@ -158,6 +166,7 @@ def model(
     seed: Seed = 0,
     patience: Patience = None,
     objective: Objective = "time",
+    counters: Counters = "auto",
     shared: Shared = False,
     storage: Storage = None,
     peers: options.Peers = None,
@@ -167,9 +176,10 @@ def model(
 ) -> None:
     """Tune what a model runs on a structure, and print its times before and after."""
     begin = time.monotonic()
-    seconds = checked(budget, trials, sampler, seed, patience, objective)
+    seconds = checked(budget, trials, sampler, seed, patience, objective, counters)
     search: dict[str, Any] = {"trials": trials, "sampler": sampler, "storage": storage, "seed": seed}
     search |= {"patience": patience, "tuners": 1 if shared else None, "objective": objective}
+    search |= {"counters": counters}
     search |= {"with_peers": options.peers_asked(peers, no_peers, False)}
     from autotune.tune.model import DEFAULT_BUDGET_S, tune_passes
     from autotune.tune.model_passes import open_named
@@ -201,6 +211,7 @@ def misses(
     seed: Seed = 0,
     patience: Patience = None,
     objective: Objective = "time",
+    counters: Counters = "auto",
     shared: Shared = False,
     storage: Storage = None,
     peers: options.Peers = None,
@@ -210,9 +221,10 @@ def misses(
 ) -> None:
     """Tune what running models asked for and did not find."""
     begin = time.monotonic()
-    seconds = checked(budget, trials, sampler, seed, patience, objective)
+    seconds = checked(budget, trials, sampler, seed, patience, objective, counters)
     search: dict[str, Any] = {"trials": trials, "sampler": sampler, "storage": storage, "seed": seed}
     search |= {"patience": patience, "tuners": 1 if shared else None, "objective": objective}
+    search |= {"counters": counters}
     search |= {"with_peers": options.peers_asked(peers, no_peers, False)}
     from autotune.tune.model import DEFAULT_BUDGET_S, tune_misses
 
@@ -222,13 +234,21 @@ def misses(
 
 
 def checked(
-    budget: str | None, trials: int | None, sampler: str | None, seed: int, patience: int | None, objective: str
+    budget: str | None,
+    trials: int | None,
+    sampler: str | None,
+    seed: int,
+    patience: int | None,
+    objective: str,
+    counters: str,
 ) -> float | None:
     """The budget in seconds; a mistake in an option of a search is answered without torch."""
+    from autotune.measure.counters import counts_asked
     from autotune.workload import objective as objectives
     from autotune.workload.toml_tables import check_seed
 
     objectives.Objective.parse(objective)
+    counts_asked(counters)
     seconds = options.budget_seconds(budget)
     options.sampler_name(sampler)
     options.positive("--trials", trials)
