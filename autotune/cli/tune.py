@@ -105,9 +105,7 @@ def tune_config(
     storage: Storage = None,
     peers: options.Peers = None,
     no_peers: options.NoPeers = False,
-    watch: Annotated[
-        bool, typer.Option("--watch", help="Open the page in a browser while it grows.", rich_help_panel=options.OUTPUT)
-    ] = False,
+    watch: options.Watch = False,
     results: options.Results = None,
     reports: options.Reports = None,
 ) -> None:
@@ -123,8 +121,7 @@ def tune_config(
     # Mistakes until here are answered without torch.
     launch_server()
     from autotune.cli.show import show_command
-    from autotune.paths import reports_dir
-    from autotune.report import LivePage, summary_table
+    from autotune.report import summary_table
     from autotune.tune.run import tune, tune_together
     from autotune.workload.config import load_config
     from kernelgen.device import device_facts
@@ -141,8 +138,7 @@ def tune_config(
         if shared or devices is not None:
             tune_together(loaded, chosen, *arguments)
         elif watch:
-            live = stack.enter_context(LivePage(folder, reports or reports_dir(folder), facts.slug))
-            options.open_in_browser(live.path)
+            live = stack.enter_context(options.watched(folder, reports, facts.slug))
             tune(loaded, chosen[0], *arguments, watch=live.show)
         else:
             tune(loaded, chosen[0], *arguments)
