@@ -204,15 +204,19 @@ def _figures(entry: Entry, facts: DeviceFacts) -> Iterator[str]:
     for name, one in entry.front.items():
         knobs = _changes(entry.tuned_schedule, kernel_kind(entry.operation).read(one["schedule"]))
         yield _row("  front", f"{name}: {figures_text(one)}; its knobs: {knobs}")
+    gain = {} if entry.by else entry.gain
     default = _changes(entry.tuned_schedule, kernel_kind(entry.operation).read(entry.default["schedule"]))
     yield _row(
-        "  default", f"{time_text(entry.default['time_us'])}, {_ratio(entry.default, entry)}; its knobs: {default}"
+        "  default",
+        f"{time_text(entry.default['time_us'])}, {_ratio(entry.default, entry, gain)}; its knobs: {default}",
     )
     yield _row("  verdict", _verdict(entry))
     if not entry.peers:
         yield _row("  peers", "none were timed beside it")
     for index, (name, peer) in enumerate(sorted(entry.peers.items())):
-        figure = f"{time_text(peer['time_us'])}, {_ratio(peer, entry)}" if "time_us" in peer else str(peer["error"])
+        figure = (
+            f"{time_text(peer['time_us'])}, {_ratio(peer, entry, peer)}" if "time_us" in peer else str(peer["error"])
+        )
         yield _row("  peers" if index == 0 else "", f"{contender_name(name)}: {figure}")
     share = f"{entry.floor_us / entry.time_us:.0%} of the time"
     yield _row("  floor", f"{time_text(entry.floor_us)} for the memory traffic ({share})")
@@ -257,5 +261,6 @@ def _same_kernel(entry: Entry, facts: DeviceFacts) -> str:
     )
 
 
-def _ratio(other: Mapping[str, Any], entry: Entry) -> str:
-    return f"{other['time_us'] / entry.time_us:.2f} times the tuned time"
+def _ratio(other: Mapping[str, Any], entry: Entry, interval: Mapping[str, Any]) -> str:
+    found = f" ({interval['low']:.2f} to {interval['high']:.2f})" if "low" in interval else ""
+    return f"{other['time_us'] / entry.time_us:.2f} times the tuned time{found}"
