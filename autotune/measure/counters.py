@@ -37,7 +37,7 @@ SUMS = {
     "dram_read_bytes": ("dram__bytes_read.sum",),
     "dram_write_bytes": ("dram__bytes_write.sum",),
     "l2_bytes": ("lts__t_bytes.sum",),
-    "instructions": ("sm__inst_executed.sum",),
+    "executed_instructions": ("sm__inst_executed.sum",),
     "tensor_instructions": ("sm__inst_executed_pipe_tensor.sum", "sm__inst_executed_pipe_tensor_op_hmma.sum"),
     "profiled_us": ("gpu__time_duration.sum",),
 }
