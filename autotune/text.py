@@ -177,6 +177,32 @@ def figures_text(record: Mapping[str, Any]) -> str:
     return " and ".join(text(record[key]) for key, text in texts.items() if record.get(key))
 
 
+# Share of what a GPU can do from which a kernel is said to wait for it.
+WAITS_FOR = 60.0
+
+
+def counters_text(resources: Mapping[str, Any], moved: float, time_us: float) -> str:
+    """What ``ncu`` counted of a call, and what the kernel waits for; empty if nothing was counted.
+
+    moved: bytes of its compulsory traffic.
+    """
+    known = {name: value for name, value in resources.items() if isinstance(value, int | float)}
+    if "dram_read_bytes" not in known or "dram_write_bytes" not in known:
+        return ""
+    dram = known["dram_read_bytes"] + known["dram_write_bytes"]
+    rate = 1e6 * dram / time_us
+    shares = {"DRAM": "dram_percent", "tensor cores": "tensor_percent", "SMs": "sm_percent"}
+    used = {what: known[name] for what, name in shares.items() if name in known}
+    parts = [f"{bytes_text(dram)} of DRAM, {dram / moved:.2f} times the compulsory traffic, {bytes_text(rate)}/s"]
+    parts += [f"{bytes_text(known['l2_bytes'])} of L2"] if "l2_bytes" in known else []
+    parts += [f"{what} {share:.0f}% used" for what, share in used.items()]
+    parts += [f"occupancy {known['occupancy_percent']:.0f}%"] if "occupancy_percent" in known else []
+    busiest = max(used, key=lambda what: used[what], default="")
+    if busiest and used[busiest] >= WAITS_FOR:
+        return ", ".join([*parts, f"so it waits for {busiest}"])
+    return ", ".join([*parts, "so it waits for none of them, but for latency or uneven work"])
+
+
 def geometric_mean(values: Iterable[float]) -> float:
     """Geometric mean of the finite values; NaN if there is none."""
     logs = [math.log(value) for value in values if math.isfinite(value) and value > 0]

@@ -94,6 +94,7 @@ def bench(
     budget: float | None = None,
     begin: float | None = None,
     energy: bool = False,
+    watch: Callable[[str], object] = lambda line: None,
 ) -> list[Row]:
     """Compare every workload of a config; returns its rows, those of earlier runs included.
 
@@ -103,7 +104,7 @@ def bench(
     GPUs of one model, among which the problems are divided. budget: seconds, after which no workload begins; what is
     left goes on in the next run. begin: the moment of ``time.monotonic`` from which it counts, by default now.
     energy: measure the joules of a call too, also of stored rows that lack them; ToolMissingError where NVML does not
-    count.
+    count. watch: is told each line too, between measurements.
     """
     begin = time.monotonic() if begin is None else begin
     from rich.console import Console
@@ -119,7 +120,8 @@ def bench(
     folder = Path(results_dir) if results_dir is not None else writable_results_dir()
     console = console or Console(stderr=True)
     span = begin, None if budget is None else begin + budget
-    run = _Run(device, facts, folder, chosen_peers(peers, device), seconds_each, console, verbose, span, energy=energy)
+    what = chosen_peers(peers, device), seconds_each, console, verbose, span
+    run = _Run(device, facts, folder, *what, energy=energy, watch=watch)
     if isinstance(config, datetime):
         plans, fresh = plans_again(config, facts, folder, run.say), True
     else:
@@ -145,10 +147,12 @@ class _Run:
     # Name to print before lines, among several processes.
     name: str = ""
     energy: bool = False
+    watch: Callable[[str], object] = lambda line: None
 
     def say(self, text: str) -> None:
         text = f"[{self.name}] {text}" if self.name else text
         self.console.print(text, markup=False, highlight=False, soft_wrap=True)
+        self.watch(text)
 
     def measure(self, plans: Sequence[Plan], fresh: bool, devices: tuple[str, ...] = ()) -> list[Row]:
         """Rows of all plans, in their order. ``devices``: where to measure, if on several."""

@@ -30,6 +30,7 @@ from autotune.database.maintenance import (
 )
 from autotune.database.store import database_path, device_record, replace_file, tuned_dirs
 from autotune.errors import DatabaseError
+from autotune.measure.timing import range_text
 from autotune.models.package import Package
 from autotune.models.whole_model import published_models
 from autotune.text import CAPTURED, JOINT, is_ours, path_and_form, significant, time_text
@@ -284,7 +285,7 @@ def _line(row: Row) -> tuple[str, ...]:
     ours, stock, default = (cells.get(name, {}) for name in (our_form(cells), STOCK, DEFAULT))
     other = best_other(row)
     shown = "-" if "wall_ms" not in ours else time_text(ours["wall_ms"] * 1e3)
-    beside = "-" if other is None else f"{_ratio(other[1], ours)} {other[0]}"
+    beside = "-" if other is None else f"{_ratio_of(cells[other[0]], ours)} {other[0]}"
     ratios = [_ratio_of(cell, ours) for cell in (stock, default)]
     memory = [f"{cell['peak_mib'] / 1024:.2f} GiB" if "peak_mib" in cell else "-" for cell in (ours, stock)]
     structure = row["structure"] + ("" if is_of_one_run(row) else "*")
@@ -296,8 +297,8 @@ def _joint(cells: Mapping[str, Any]) -> str:
 
 
 def _ratio_of(cell: Mapping[str, Any], ours: Mapping[str, Any]) -> str:
-    return _ratio(cell["wall_ms"], ours) if "wall_ms" in cell else "-"
-
-
-def _ratio(wall_ms: float, ours: Mapping[str, Any]) -> str:
-    return f"{wall_ms / ours['wall_ms']:.2f}x" if "wall_ms" in ours else time_text(wall_ms * 1e3)
+    """How many times as long as ours it takes, with the interval, if there are samples enough."""
+    if "wall_ms" not in cell or "wall_ms" not in ours:
+        return time_text(cell["wall_ms"] * 1e3) if "wall_ms" in cell else "-"
+    interval = range_text(ours.get("wall_samples_ms", ()), cell.get("wall_samples_ms", ()), paired=False)
+    return f"{cell['wall_ms'] / ours['wall_ms']:.2f}x" + (f" ({interval})" if interval else "")

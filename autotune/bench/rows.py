@@ -21,7 +21,7 @@ import filelock
 
 from autotune.database.maintenance import driver_version
 from autotune.database.store import device_record, replace_file, text_of_lines
-from autotune.measure.timing import SLOWER, ratio_interval, verdict
+from autotune.measure.timing import SLOWER, range_text, ratio_interval, verdict
 from autotune.text import counted, time_text, without_time
 from autotune.workload.config import find_problem
 from autotune.workload.known_kinds import kernel_kind
@@ -163,7 +163,7 @@ TOLERANCE = 0.01
 
 
 def table_lines(rows: Sequence[Row]) -> list[str]:
-    """One line per row: each contender's median and its ratio to ours. No number is truncated."""
+    """One line per row: each contender's median, and its ratio to ours with the interval. No number is truncated."""
     from rich import box
     from rich.console import Console
     from rich.table import Table
@@ -211,7 +211,9 @@ def _cell(result: Mapping[str, Any], ours: Mapping[str, Any]) -> str:
     text = time_text(result["time_us"])
     if "error" in ours or result is ours:
         return text
-    return f"{text} ({result['time_us'] / ours['time_us']:.2f}x)"
+    interval = range_text(ours.get("samples_us", ()), result.get("samples_us", ()), paired=True)
+    ratio = f"{result['time_us'] / ours['time_us']:.2f}x"
+    return f"{text} ({ratio}, {interval})" if interval else f"{text} ({ratio})"
 
 
 def row_name(row: Row) -> str:

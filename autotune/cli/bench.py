@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Sequence
+from contextlib import nullcontext
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -22,6 +23,7 @@ from autotune.cli.options import (
     NoPeers,
     Reports,
     Results,
+    Watch,
     budget_seconds,
     devices_given,
     examples,
@@ -29,6 +31,7 @@ from autotune.cli.options import (
     peers_named,
     resolve_device,
     results_folder,
+    watched,
     write_pages,
 )
 from autotune.errors import ConfigError, unknown_name
@@ -118,6 +121,7 @@ def kernels(
     fresh: Fresh = False,
     energy: Energy = False,
     verbose: Verbose = False,
+    watch: Watch = False,
     export_markdown: Markdown = None,
     export_json: Record = None,
     results: Results = None,
@@ -136,6 +140,9 @@ def kernels(
     chosen = () if no_peers else peers_named(peers)
     seconds_each = (SHORT_S if config == "suite" else LONG_S) if seconds is None else seconds
     how = {"peers": chosen, "seconds_each": seconds_each, "fresh": fresh, "energy": energy, "verbose": verbose}
+    if watch and devices is not None:
+        raise ConfigError("--watch shows one device; leave out --devices, or --watch")
+    how |= {"watch": watch}
     _compare(config, device, devices, export_markdown, export_json, results, reports, **how, **limits)
 
 
@@ -198,7 +205,10 @@ def _compare(
     loaded = load_config(what, facts.backend) if isinstance(what, str) else what
     if options["budget"] is not None:
         options["budget"] -= PAGES_S
-    rows = bench(loaded, chosen[0], folder, console=Console(), devices=chosen, **options)
+    page = watched(folder, reports, facts.slug) if options.pop("watch", False) else nullcontext()
+    with page as live:
+        options |= {"watch": live.add} if live else {}
+        rows = bench(loaded, chosen[0], folder, console=Console(), devices=chosen, **options)
     for path, text in ((export_markdown, markdown_text), (export_json, lambda rows: record_text(facts, rows))):
         if path is not None:
             path.write_text(text(rows), encoding="utf-8")
@@ -236,6 +246,7 @@ def models(
         float | None, typer.Option(help="Sampling time of each contender in each row.", rich_help_panel=MEASURING)
     ] = None,
     fresh: Fresh = False,
+    watch: Watch = False,
     results: Results = None,
 ) -> None:
     """Time steps of whole models (configs/model-rows.toml, weights random) by every path that is installed.
@@ -245,6 +256,7 @@ def models(
     from autotune.bench.model_rows import table_lines
     from autotune.bench.session import PASSES, Effort
     from autotune.bench.whole_models import Request, bench_models
+    from kernelgen.device import device_facts
 
     for name in passes or ():
         if name not in PASSES:
@@ -264,7 +276,15 @@ def models(
         together=together,
     )
     folder = results_folder(results)
-    rows = bench_models(request, folder, _say)
+    with watched(folder, None, device_facts(request.device).slug) if watch else nullcontext() as live:
+
+        def say(text: str) -> None:
+            _say(text)
+            if live:
+                live.add(text)
+
+        rows = bench_models(request, folder, say)
+        say(f"{len(rows)} rows")
     _conclude("times a step; ratios to Equitune's: above 1 it is faster", table_lines(rows), folder, request.device)
 
 

@@ -5,15 +5,16 @@ An invalid value raises a typed error that names its option.
 
 from __future__ import annotations
 
+import contextlib
 import os
 import shlex
 import signal
 import sys
 import time
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from types import FrameType
-from typing import Annotated, Any, ClassVar
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar
 
 import typer
 from typer.core import TyperGroup
@@ -21,6 +22,9 @@ from typer.core import TyperGroup
 from autotune.errors import ConfigError
 from autotune.paths import reports_dir, typed
 from kernelgen.errors import InputError, ToolMissingError
+
+if TYPE_CHECKING:
+    from autotune.report import LivePage
 
 # The exit code after Ctrl-C.
 INTERRUPTED = 130
@@ -63,6 +67,9 @@ Results = Annotated[
     Path | None, typer.Option(help="Folder of the tuned databases and raw trials.", rich_help_panel=OUTPUT)
 ]
 Reports = Annotated[Path | None, typer.Option(help="Folder of the HTML pages.", rich_help_panel=OUTPUT)]
+Watch = Annotated[
+    bool, typer.Option("--watch", help="Open the page in a browser while it grows.", rich_help_panel=OUTPUT)
+]
 Json = Annotated[bool, typer.Option("--json", help="Print a JSON list.")]
 
 
@@ -182,13 +189,18 @@ def write_pages(results: Path, reports: Path | None, only: str | None) -> bool:
     return bool(pages)
 
 
-def open_in_browser(page: Path) -> None:
-    """Open a page in a graphical browser, if there is one, and print its path."""
+@contextlib.contextmanager
+def watched(results: Path, reports: Path | None, slug: str) -> Iterator[LivePage]:
+    """The page that ``--watch`` shows: opened in a graphical browser, if there is one; its path is printed."""
     import webbrowser
 
-    if sys.platform != "linux" or os.environ.get("DISPLAY") or os.environ.get("WAYLAND_DISPLAY"):
-        webbrowser.open(page.resolve().as_uri())
-    print(f"watch: {page}", flush=True)
+    from autotune.report import LivePage
+
+    with LivePage(results, reports or reports_dir(results), slug) as live:
+        if sys.platform != "linux" or os.environ.get("DISPLAY") or os.environ.get("WAYLAND_DISPLAY"):
+            webbrowser.open(live.path.resolve().as_uri())
+        print(f"watch: {live.path}", flush=True)
+        yield live
 
 
 def write_comparison_page(before: Path, after: Path, results: Path, reports: Path | None) -> None:

@@ -21,8 +21,9 @@ from autotune.database.lookup import Tuning, find_schedule
 from autotune.database.maintenance import facts_of_record, stale_entries
 from autotune.database.store import Table, database_dirs, database_path, device_files, device_record, load_table
 from autotune.errors import ConfigError
+from autotune.measure.counters import COUNTERS
 from autotune.paths import typed
-from autotune.text import contender_name, direction_name, figures_text, interval_text, time_text
+from autotune.text import contender_name, counters_text, direction_name, figures_text, interval_text, time_text
 from autotune.tune.publish import verdict_of
 from autotune.workload.config import find_problem, load_all, load_config
 from autotune.workload.kind import Problem
@@ -203,15 +204,19 @@ def _figures(entry: Entry, facts: DeviceFacts) -> Iterator[str]:
     for name, one in entry.front.items():
         knobs = _changes(entry.tuned_schedule, kernel_kind(entry.operation).read(one["schedule"]))
         yield _row("  front", f"{name}: {figures_text(one)}; its knobs: {knobs}")
+    gain = {} if entry.by else entry.gain
     default = _changes(entry.tuned_schedule, kernel_kind(entry.operation).read(entry.default["schedule"]))
     yield _row(
-        "  default", f"{time_text(entry.default['time_us'])}, {_ratio(entry.default, entry)}; its knobs: {default}"
+        "  default",
+        f"{time_text(entry.default['time_us'])}, {_ratio(entry.default, entry, gain)}; its knobs: {default}",
     )
     yield _row("  verdict", _verdict(entry))
     if not entry.peers:
         yield _row("  peers", "none were timed beside it")
     for index, (name, peer) in enumerate(sorted(entry.peers.items())):
-        figure = f"{time_text(peer['time_us'])}, {_ratio(peer, entry)}" if "time_us" in peer else str(peer["error"])
+        figure = (
+            f"{time_text(peer['time_us'])}, {_ratio(peer, entry, peer)}" if "time_us" in peer else str(peer["error"])
+        )
         yield _row("  peers" if index == 0 else "", f"{contender_name(name)}: {figure}")
     share = f"{entry.floor_us / entry.time_us:.0%} of the time"
     yield _row("  floor", f"{time_text(entry.floor_us)} for the memory traffic ({share})")
@@ -225,7 +230,10 @@ def _figures(entry: Entry, facts: DeviceFacts) -> Iterator[str]:
     else:
         yield _row("  proof", f"none under a rotation; {typed('db verify')} measures it on that device")
     if entry.resources:
-        yield _row("  resources", ", ".join(f"{name} {value}" for name, value in entry.resources.items()))
+        compiled = {name: value for name, value in entry.resources.items() if name not in COUNTERS}
+        yield _row("  resources", ", ".join(f"{name} {value}" for name, value in compiled.items()))
+    if counted := counters_text(entry.resources, entry.bytes, entry.time_us):
+        yield _row("  counters", counted)
     trials = entry.trials
     yield _row("  trials", f"{trials.get('count', '?')} ({trials.get('ok', '?')} ok), {trials.get('file', '')}")
     conditions = entry.conditions.get("noise") or ("at rest" if entry.conditions else "not recorded")
@@ -253,5 +261,6 @@ def _same_kernel(entry: Entry, facts: DeviceFacts) -> str:
     )
 
 
-def _ratio(other: Mapping[str, Any], entry: Entry) -> str:
-    return f"{other['time_us'] / entry.time_us:.2f} times the tuned time"
+def _ratio(other: Mapping[str, Any], entry: Entry, interval: Mapping[str, Any]) -> str:
+    found = f" ({interval['low']:.2f} to {interval['high']:.2f})" if "low" in interval else ""
+    return f"{other['time_us'] / entry.time_us:.2f} times the tuned time{found}"

@@ -52,6 +52,13 @@ Objective = Annotated[
         rich_help_panel=options.SEARCH,
     ),
 ]
+Counters = Annotated[
+    str,
+    typer.Option(
+        help="Count what the best few do on a GPU (DRAM, tensor cores, occupancy): auto, if ncu is there; or none.",
+        rich_help_panel=options.OUTPUT,
+    ),
+]
 Shared = Annotated[
     bool,
     typer.Option(
@@ -87,6 +94,7 @@ def tune_config(
     seed: Seed = 0,
     patience: Patience = None,
     objective: Objective = "time",
+    counters: Counters = "auto",
     devices: Annotated[
         str | None,
         typer.Option(
@@ -97,9 +105,7 @@ def tune_config(
     storage: Storage = None,
     peers: options.Peers = None,
     no_peers: options.NoPeers = False,
-    watch: Annotated[
-        bool, typer.Option("--watch", help="Open the page in a browser while it grows.", rich_help_panel=options.OUTPUT)
-    ] = False,
+    watch: options.Watch = False,
     results: options.Results = None,
     reports: options.Reports = None,
 ) -> None:
@@ -108,15 +114,14 @@ def tune_config(
     from autotune.measure.worker import launch_server
     from autotune.workload.toml_tables import config_path
 
-    seconds = checked(budget, trials, sampler, seed, patience, objective)
+    seconds = checked(budget, trials, sampler, seed, patience, objective, counters)
     config_path(config)
     if watch and (shared or devices is not None):
         raise ConfigError("--watch shows one tuner; leave out --shared and --devices, or --watch")
     # Mistakes until here are answered without torch.
     launch_server()
     from autotune.cli.show import show_command
-    from autotune.paths import reports_dir
-    from autotune.report import LivePage, summary_table
+    from autotune.report import summary_table
     from autotune.tune.run import tune, tune_together
     from autotune.workload.config import load_config
     from kernelgen.device import device_facts
@@ -128,13 +133,12 @@ def tune_config(
         loaded = dataclasses.replace(loaded, budget_s=options.what_is_left(loaded.budget_s, begin))
     seconds = None if seconds is None else options.what_is_left(seconds, begin)
     with_peers = options.peers_asked(peers, no_peers, None)
-    arguments = (seconds, trials, sampler, storage, seed, folder, with_peers, patience, objective)
+    arguments = (seconds, trials, sampler, storage, seed, folder, with_peers, patience, objective, counters)
     with ExitStack() as stack, options.Interrupts() as interrupts:
         if shared or devices is not None:
             tune_together(loaded, chosen, *arguments)
         elif watch:
-            live = stack.enter_context(LivePage(folder, reports or reports_dir(folder), facts.slug))
-            options.open_in_browser(live.path)
+            live = stack.enter_context(options.watched(folder, reports, facts.slug))
             tune(loaded, chosen[0], *arguments, watch=live.show)
         else:
             tune(loaded, chosen[0], *arguments)
@@ -158,6 +162,7 @@ def model(
     seed: Seed = 0,
     patience: Patience = None,
     objective: Objective = "time",
+    counters: Counters = "auto",
     shared: Shared = False,
     storage: Storage = None,
     peers: options.Peers = None,
@@ -167,9 +172,10 @@ def model(
 ) -> None:
     """Tune what a model runs on a structure, and print its times before and after."""
     begin = time.monotonic()
-    seconds = checked(budget, trials, sampler, seed, patience, objective)
+    seconds = checked(budget, trials, sampler, seed, patience, objective, counters)
     search: dict[str, Any] = {"trials": trials, "sampler": sampler, "storage": storage, "seed": seed}
     search |= {"patience": patience, "tuners": 1 if shared else None, "objective": objective}
+    search |= {"counters": counters}
     search |= {"with_peers": options.peers_asked(peers, no_peers, False)}
     from autotune.tune.model import DEFAULT_BUDGET_S, tune_passes
     from autotune.tune.model_passes import open_named
@@ -201,6 +207,7 @@ def misses(
     seed: Seed = 0,
     patience: Patience = None,
     objective: Objective = "time",
+    counters: Counters = "auto",
     shared: Shared = False,
     storage: Storage = None,
     peers: options.Peers = None,
@@ -210,9 +217,10 @@ def misses(
 ) -> None:
     """Tune what running models asked for and did not find."""
     begin = time.monotonic()
-    seconds = checked(budget, trials, sampler, seed, patience, objective)
+    seconds = checked(budget, trials, sampler, seed, patience, objective, counters)
     search: dict[str, Any] = {"trials": trials, "sampler": sampler, "storage": storage, "seed": seed}
     search |= {"patience": patience, "tuners": 1 if shared else None, "objective": objective}
+    search |= {"counters": counters}
     search |= {"with_peers": options.peers_asked(peers, no_peers, False)}
     from autotune.tune.model import DEFAULT_BUDGET_S, tune_misses
 
@@ -222,13 +230,21 @@ def misses(
 
 
 def checked(
-    budget: str | None, trials: int | None, sampler: str | None, seed: int, patience: int | None, objective: str
+    budget: str | None,
+    trials: int | None,
+    sampler: str | None,
+    seed: int,
+    patience: int | None,
+    objective: str,
+    counters: str,
 ) -> float | None:
     """The budget in seconds; a mistake in an option of a search is answered without torch."""
+    from autotune.measure.counters import counts_asked
     from autotune.workload import objective as objectives
     from autotune.workload.toml_tables import check_seed
 
     objectives.Objective.parse(objective)
+    counts_asked(counters)
     seconds = options.budget_seconds(budget)
     options.sampler_name(sampler)
     options.positive("--trials", trials)

@@ -136,6 +136,8 @@ WITH_SAMPLES = 10
 # Most bytes of an archive's text and of a line in it, some thirty and three hundred times what the largest has: a few
 # kilobytes of a stranger's archive can unpack to any number.
 MOST_BYTES, MOST_LINE = 1 << 29, 1 << 20
+# Key of a record that says more of an earlier trial of the same identity; the trial is not another one.
+AMENDS = "amends"
 # Start of a packed line, by which lines of other studies are skipped without parsing.
 _PLAIN_STUDY = re.compile(rb'\{"study": "([A-Za-z0-9_.-]+)"')
 
@@ -178,8 +180,12 @@ def read_device(folder: Path) -> tuple[dict[str, Lines], int]:
 
 
 def _joined(packed: Lines, working: Lines) -> Lines:
+    """Records found only in the archive, then the file's; one that amends an earlier one stands in its place."""
+    amended = {identity(line): {k: v for k, v in line.items() if k != AMENDS} for line in working if line.get(AMENDS)}
+    working = [line for line in working if not line.get(AMENDS)] if amended else working
     seen = {identity(line) for line in working}
-    return [line for line in packed if identity(line) not in seen] + working
+    lines = [line for line in packed if identity(line) not in seen] + working
+    return [amended.get(identity(line), line) for line in lines] if amended else lines
 
 
 def _packed(folder: Path, only: str | None = None) -> dict[str, Lines]:

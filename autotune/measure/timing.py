@@ -630,6 +630,12 @@ def ratio_interval(
     return float(low), float(high)
 
 
+def range_text(ours: Sequence[float], theirs: Sequence[float], *, paired: bool) -> str:
+    """1.20 to 1.26: :func:`ratio_interval` of stored samples; empty if these are too few for one."""
+    low, high = ratio_interval(ours, theirs, paired=paired) if ours and theirs else (0.0, math.inf)
+    return f"{low:.2f} to {high:.2f}" if math.isfinite(high) else ""
+
+
 def verdict(interval: tuple[float, float], tolerance: float = TOLERANCE) -> str:
     """``faster`` or ``slower`` (ours) beyond the tolerance, ``level`` within it, else ``unclear``.
 

@@ -19,6 +19,8 @@ if TYPE_CHECKING:
 
 # How often a page that is watched loads itself again.
 REFRESH_S = 5
+# Most lines of what runs above it.
+SHOWN_LINES = 12
 
 __all__ = ["LivePage", "ReportError", "summary_table", "write_certificate", "write_comparison", "write_reports"]
 
@@ -43,7 +45,7 @@ def write_reports(results_dir: str | Path, reports_dir: str | Path, only: str | 
 
 
 class LivePage:
-    """A device's page while it is tuned: above it stands what runs, and it loads itself again every few seconds.
+    """A device's page while it grows: above it stands what runs, and it loads itself again every few seconds.
 
     At the end of a ``with`` the plain page is left.
     """
@@ -51,7 +53,7 @@ class LivePage:
     def __init__(self, results_dir: Path, reports_dir: Path, slug: str) -> None:
         self.results, self.reports, self.slug = results_dir, reports_dir, slug
         self.path = reports_dir / f"{slug}.html"
-        self._html = ""
+        self._html, self._lines, self._seen = "", list[str](), list[int]()
 
     def __enter__(self) -> LivePage:
         self.show(["starting"], True)
@@ -77,6 +79,14 @@ class LivePage:
         refresh = f'{charset}\n<meta http-equiv="refresh" content="{REFRESH_S}">'
         running = f"{header}<pre>{escape(chr(10).join(lines))}</pre>"
         _write(self.path, html.replace(charset, refresh, 1).replace(header, running, 1))
+
+    def add(self, line: str) -> None:
+        """Write the page with one more line; with new results if the device's records have changed since."""
+        files = (self.results / folder / f"{self.slug}.json" for folder in (".", "bench", "models"))
+        seen = [path.stat().st_mtime_ns for path in files if path.exists()]
+        self._lines = [*self._lines[1 - SHOWN_LINES :], line]
+        self.show(self._lines, seen != self._seen)
+        self._seen = seen
 
 
 def write_comparison(

@@ -295,11 +295,11 @@ def roofline(
             level = 0.965 - 0.055 * (index // 3)
             _key(figure, start, level, 0.03, ink, name, "text")
         axes.set(xlim=(min(sizes) / 1.4, max(sizes) * 1.4), ylim=(min(rates) / 1.4, top * 1.9),
-                 xlabel="compulsory traffic")  # fmt: skip
+                 xlabel="bytes moved")  # fmt: skip
         for axis, unit in ((axes.xaxis, ""), (axes.yaxis, "/s")):
             axis.set_minor_locator(NullLocator())
             axis.set_major_formatter(FuncFormatter(lambda tick, _, unit=unit: _round_bytes(tick) + unit))
-    return inline_svg(figure, "roofline", f"Roofline, logarithmic: bytes a second by compulsory bytes. {what}")
+    return inline_svg(figure, "roofline", f"Roofline, logarithmic: bytes a second by bytes moved. {what}")
 
 
 def _round_bytes(value: float) -> str:

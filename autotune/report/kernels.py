@@ -219,17 +219,23 @@ class BenchedRow:
 
 
 def roofline(data: DeviceData) -> dict[str, Any] | None:
-    """None if no row has a time and its bytes.
+    """None if no row has a time and its bytes. Rows: those of the bench, and entries beside them with counted traffic.
 
     lines: (kind, rows, mean and highest share of the rate of a copy of as many bytes, mean share of the peers).
+    counted: (kind, rows whose traffic ``ncu`` counted, mean of that over the compulsory traffic, its mean share of a
+    large copy's rate); such a row's dot is at that traffic, not at the compulsory one.
     """
-    rows = [row for row in data.suite if not row.deterministic and row.bytes / row.time_us > 0]
+    benched = {row.kernel for row in data.suite}
+    every = (*data.suite, *(row for row in data.tuned if row.dram_bytes > 0 and row.kernel not in benched))
+    rows = [row for row in every if not row.deterministic and row.bytes / row.time_us > 0]
     if not rows:
         return None
+    dram = counted_traffic(data, rows)
     points: dict[str, list[tuple[float, float]]] = {}
     lines = []
     for group, inside in by(rows, "group", GROUPS).items():
-        points[GROUPS.get(group, group)] = [(row.bytes, 1e6 * row.bytes / row.time_us) for row in inside]
+        moved = [(dram.get(id(row), row.bytes), row.time_us) for row in inside]
+        points[GROUPS.get(group, group)] = [(size, 1e6 * size / time_us) for size, time_us in moved]
         if known := [row for row in inside if row.least_us > 0]:
             shares = [row.least_us / row.time_us for row in known]
             peers = geometric_mean(row.least_us / row.peer_us for row in known)
@@ -244,4 +250,25 @@ def roofline(data: DeviceData) -> dict[str, Any] | None:
         if row.copy_us > 0:
             rates.setdefault(row.bytes, []).append(1e6 * row.bytes / row.copy_us)
     copies = sorted((size, median(of_size)) for size, of_size in rates.items())
-    return {"figure": charts.roofline(points, copies, peak, told), "lines": lines}
+    counted = []
+    for group, inside in by([row for row in rows if id(row) in dram], "group", GROUPS).items():
+        more = geometric_mean(dram[id(row)] / row.bytes for row in inside)
+        share = geometric_mean(1e6 * dram[id(row)] / row.time_us / peak for row in inside)
+        counted.append((group.capitalize(), len(inside), more, share))
+    return {"figure": charts.roofline(points, copies, peak, told), "lines": lines, "counted": counted}
+
+
+def counted_traffic(data: DeviceData, rows: Iterable[SuiteRow]) -> dict[int, float]:
+    """Bytes of DRAM that ``ncu`` counted, by ``id`` of a row: an entry's, or of a pass whose schedules have entries."""
+    entries = {(row.kernel, row.deterministic): row for row in data.tuned if row.dram_bytes > 0}
+
+    def of_direction(row: SuiteRow, direction: str, schedule: dict[str, Any]) -> float:
+        kernel = SuiteRow({**row.record, "pass": direction}).kernel
+        entry = entries.get((kernel, row.deterministic))
+        return entry.dram_bytes if entry is not None and entry.record.get("schedule") == schedule else math.nan
+
+    found = {}
+    for row in rows:
+        parts = [of_direction(row, *each) for each in row.schedules(TUNED).items()]
+        found[id(row)] = row.dram_bytes if row.dram_bytes > 0 else sum(parts) if parts else math.nan
+    return {key: size for key, size in found.items() if size > 0}

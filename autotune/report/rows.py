@@ -165,6 +165,12 @@ class SuiteRow:
         return self.number("bytes")
 
     @property
+    def dram_bytes(self) -> float:
+        """Traffic that ``ncu`` counted, of an entry's row; NaN elsewhere."""
+        resources = mapping(self.record.get("resources"))
+        return number(resources.get("dram_read_bytes")) + number(resources.get("dram_write_bytes"))
+
+    @property
     def copy_us(self) -> float:
         """Time of a copy of as many bytes, in the same run; NaN in older records."""
         return self.number("copy_us")

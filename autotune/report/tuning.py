@@ -37,6 +37,7 @@ from autotune.text import (
     TUNED,
     contender_name,
     count,
+    counters_text,
     direction_name,
     entry_note,
     unit_for,
@@ -207,6 +208,12 @@ class TunedRow:
         ratio, low, high, level = (number(gain.get(key)) for key in ("ratio", "low", "high", "level"))
         by = f" by {self.row.objectives}" if self.row.objectives else ""
         return f"{ratio:.3f}\N{MULTIPLICATION SIGN} ({low:.3f} to {high:.3f} at {level:.0%}){by}"
+
+    @property
+    def counters(self) -> str:
+        """What ``ncu`` counted of a call, in words; empty without."""
+        known = self.row.bytes > 0 and self.row.time_us > 0
+        return counters_text(self.resources, self.row.bytes, self.row.time_us) if known else ""
 
     @property
     def front(self) -> Iterator[tuple[str, float, float, float, dict[str, Any]]]:

@@ -62,6 +62,9 @@ class Claims:
         self.count += 1
         return line
 
+    def amend(self, line: dict[str, Any]) -> None:
+        """Store a finished trial's record again, with more in it, in the file alone."""
+
     def contribute(self, key: str, schedule: Knobs, line: dict[str, Any]) -> None:
         """Share a record of an earlier run that others may not have."""
 
@@ -127,6 +130,11 @@ class FolderClaims(Claims):
                 if trial_records.identity(line) not in self._known:
                     trial_records.append(self.path, {**line, "number": self.count})
                     self._catch_up()
+
+    def amend(self, line: dict[str, Any]) -> None:
+        with self._locks.held(WRITING):
+            self._catch_up()
+            trial_records.append(self.path, {**line, trial_records.AMENDS: True})
 
     def others_at_work(self, wait: bool = False, comparing: bool = False) -> bool:
         return self._locks.taken_elsewhere(CLAIMS)
@@ -393,6 +401,9 @@ class Shared(Claims):
             raise
         self._claims.pop(key, None)
         return self._folder.kept(line) if told else line
+
+    def amend(self, line: dict[str, Any]) -> None:
+        self._folder.amend(line)
 
     def contribute(self, key: str, schedule: Knobs, line: dict[str, Any]) -> None:
         held = self._access.patiently(lambda: _holder(self._trials(), key))

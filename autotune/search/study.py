@@ -15,7 +15,7 @@ import random
 import statistics
 import warnings
 from collections import deque
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from datetime import datetime, timezone
 from pathlib import Path
@@ -274,6 +274,12 @@ class Study(Findings):
         self._tell(proposal.trial, line)
         self.refresh()
         return line
+
+    def add_resources(self, schedule: Knobs, found: Mapping[str, float]) -> None:
+        """Add to the resources of a finished trial; nothing if there is none of the schedule."""
+        if line := self.finished.get(schedule.key):
+            line["resources"] = {**line["resources"], **found}
+            self._claims.amend(line)
 
     def trial_s(self, compilers: int) -> float:
         """Seconds that a trial takes, without starts and waiting: the median of compiling and measuring."""

@@ -30,6 +30,7 @@ from autotune.database.maintenance import (
 )
 from autotune.database.store import Database, Table, load_table
 from autotune.errors import ConfigError, WorkerError
+from autotune.measure.counters import Profiler
 from autotune.measure.timing import FASTER, LEVEL, SAME, SLOWER, ratio_interval, verdict
 from autotune.measure.trial import Outcome, TrialJob, TrialSetting, run_trial
 from autotune.measure.worker import Worker
@@ -107,6 +108,39 @@ def publish(
             continue
         database.put(entry)
         entries.append(entry)
+    database.save()
+    return entries
+
+
+def add_counters(
+    profiler: Profiler,
+    workload: Workload,
+    studies: Mapping[str, Study],
+    database: Database,
+    entries: list[Entry],
+    end: float | None,
+) -> list[Entry]:
+    """Count what calls of each entry's schedule, the default and the best others do; the entries with that stored.
+
+    Trials get it too. end: as for :meth:`Profiler.count`. Without counters the entries stay as they are.
+    """
+    schedules: dict[str, list[Knobs]] = {}
+    for entry in entries:
+        study = studies[entry.direction]
+        ranked = [study.schedule_of(line) for line in study.ranking[:CANDIDATES]]
+        best = dict.fromkeys((entry.tuned_schedule, study.space.default, *ranked))
+        schedules[entry.direction] = list(best)[:CANDIDATES]
+    counted = profiler.count(workload, schedules, end)
+    if not counted:
+        return entries
+    for direction, chosen in schedules.items():
+        for schedule, found in zip(chosen, counted[direction], strict=True):
+            studies[direction].add_resources(schedule, found)
+    entries = [
+        dataclasses.replace(entry, resources={**entry.resources, **counted[entry.direction][0]}) for entry in entries
+    ]
+    for entry in entries:
+        database.put(entry)
     database.save()
     return entries
 

@@ -29,6 +29,7 @@ from autotune.database.lookup import Finder
 from autotune.database.maintenance import driver_version
 from autotune.database.store import Database, database_path, device_record, load_table
 from autotune.database.trials import quarantine_path
+from autotune.measure.counters import Profiler, profiler_for
 from autotune.measure.kinds import space_of
 from autotune.measure.space import Space
 from autotune.measure.timing import require_figures
@@ -45,7 +46,7 @@ from autotune.search.starting_points import (
     storing_rows,
 )
 from autotune.search.study import Study, study_name
-from autotune.tune.publish import ENOUGH_TRIALS, GOOD_TRIALS, gained, publish, why_unfinished
+from autotune.tune.publish import ENOUGH_TRIALS, GOOD_TRIALS, add_counters, gained, publish, why_unfinished
 from autotune.tune.settings import Progress, Settings, Watch, resolve
 from autotune.workload.config import TuneConfig
 from autotune.workload.kind import Problem
@@ -74,6 +75,7 @@ def tune(
     with_peers: bool | Collection[str] | None = None,
     patience: int | None = None,
     objective: str = str(TIME),
+    counters: str = "auto",
     console: Console | None = None,
     tuners: int | None = None,
     tuner: str = "",
@@ -90,7 +92,8 @@ def tune(
     it works alone. with_peers: whether to compare with the peers too, whatever that takes, or the names of those to
     compare with; by default with those for which a third of the budget suffices. patience: end a search after this many
     trials in a row without a gain of 1%; by default ``PATIENCE`` of the backend. objective: what is minimised, as
-    a text (:mod:`autotune.workload.objective`); a ToolMissingError on a device that does not count it.
+    a text (:mod:`autotune.workload.objective`); a ToolMissingError on a device that does not count it. counters:
+    ``auto`` counts on a GPU, where ``ncu`` is there, what the best few do (:mod:`autotune.measure.counters`); ``none``.
     fewest_trials: search each direction by at least as many trials, the first workload's also if the budget ends
     before. By default one trial of its first direction is made in any case. Directions and workloads for which the
     budget is too short are left to a later run. watch: is told between measurements what happens.
@@ -104,9 +107,11 @@ def tune(
     with Progress(console, tuner, watch) as progress, WorkerPairs(settings.device) as pairs:
         time_budget = TimeBudget(settings.budget_s, len(workloads))
         progress.end = None if settings.budget_s is None else time_budget.begin + settings.budget_s
+        profiler = profiler_for(counters, settings.device, settings.facts, progress.note)
         problems = list(dict.fromkeys(workload.problem for workload in workloads))
         nearest = {problem: tuple(problems[number : number + 2]) for number, problem in enumerate(problems)}
-        jobs = deque(_Job(each, settings, pairs, nearest[each.problem], progress, fewest_trials) for each in workloads)
+        shared = progress, fewest_trials, profiler
+        jobs = deque(_Job(each, settings, pairs, nearest[each.problem], *shared) for each in workloads)
         jobs[0].comes_first = True
         while jobs:
             if not jobs[0].comes_first and time_budget.is_spent(fewest_trials or 1, jobs[0].workload):
@@ -140,7 +145,9 @@ class _Job:
         problems: tuple[Problem, ...],
         progress: Progress,
         fewest_trials: int | None,
+        profiler: Profiler | None = None,
     ) -> None:
+        self.profiler = profiler
         trials = settings.workload_trials.get(workload, settings.trials)
         self.workload, self.settings = workload, replace(settings, trials=trials)
         self.pairs, self.problems, self.progress = pairs, problems, progress
@@ -185,6 +192,12 @@ class _Job:
             except KeyboardInterrupt:
                 progress.note(f"{workload.label}: comparison interrupted, nothing published")
                 return [], True
+            if self.profiler is not None and entries:
+                progress.step(f"{workload.label}: counting with ncu")
+                try:
+                    entries = add_counters(self.profiler, workload, ready, database, entries, self.end)
+                except KeyboardInterrupt:
+                    return entries, True
             compared = time.monotonic()
         time_budget.comparison_s = compared - searched
         if self.out_of_time:
@@ -213,6 +226,7 @@ class _Job:
 
     def _publish(self, database: Database, studies: Mapping[str, Study]) -> list[Entry]:
         pair, settings = self.pairs.of(self.workload.problem), self.settings
+        kept_s = 0.0 if self.profiler is None else self.profiler.kept_s(self.end)
         # The searching process releases its memory and leaves the device idle during the comparison.
         pair.rest()
         entries = publish(
@@ -223,7 +237,7 @@ class _Job:
             settings.results_dir,
             settings.seed,
             with_peers=settings.with_peers,
-            deadline=self.end,
+            deadline=None if self.end is None else self.end - kept_s,
             seconds_each=settings.seconds_each,
             worker=pair.comparing,
             on_step=lambda text: self.progress.step(f"{self.workload.label}: {text}"),
@@ -554,9 +568,9 @@ class TimeBudget:
 #
 # Their studies and entries in the results folder are the result. A tuner that dies loses only its current trial.
 
-# budget, trials, sampler, storage, seed, results_dir, with_peers, patience, objective
+# budget, trials, sampler, storage, seed, results_dir, with_peers, patience, objective, counters
 Options = tuple[
-    float | None, int | None, str | None, str | None, int, Path, bool | Collection[str] | None, int | None, str
+    float | None, int | None, str | None, str | None, int, Path, bool | Collection[str] | None, int | None, str, str
 ]
 
 
@@ -566,7 +580,7 @@ def tune_together(config: TuneConfig, devices: Sequence[str], *options: Unpack[O
     Returns when all have ended. Raises KeyboardInterrupt if the user ended them, StudyError if one failed.
     """
     for device in devices:
-        require_figures(Objective.parse(options[-1]), device)
+        require_figures(Objective.parse(options[-2]), device)
     on_each(devices, "tuner", _tune, config, options, names_of(devices))
 
 

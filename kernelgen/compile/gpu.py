@@ -19,6 +19,8 @@ from kernelgen.kernels.source import Source
 # NVRTC, the compiler of CUDA text: it needs neither a GPU nor a driver.
 
 SOURCE_NAME = "kernel.cu"
+# Of machine code since Volta.
+INSTRUCTION_BYTES = 16
 # cuda.core chooses its implementation at import; a thread that imports it meanwhile sees a partial module.
 _import_lock = threading.Lock()
 
@@ -113,7 +115,9 @@ def _compile_cuda(source: Source, arch: str, lineinfo: bool) -> tuple[bytes, dic
     except Exception as error:
         # cuda.core raises private types for NVRTC's errors; their message holds the compiler's log.
         raise CompileError(f"NVRTC for {arch} failed:\n{shortened(str(error))}") from error
-    return code, parse_ptxas(log.getvalue(), source.entry)
+    size = len(section(code, f".text.{source.entry}"))
+    resources = parse_ptxas(log.getvalue(), source.entry)
+    return code, {**resources, "code_bytes": size, "instructions": size // INSTRUCTION_BYTES} if size else resources
 
 
 def _compile_ptx(source: Source, flags: tuple[str, ...]) -> tuple[bytes, dict[str, Any]]:

@@ -26,7 +26,7 @@ from kernelgen.compile.gpu import has_nvrtc, misfit, nvrtc_version
 from kernelgen.compile.job import Binary
 from kernelgen.device import NOT_RUN, device_facts
 from kernelgen.errors import LaunchError, ToolMissingError, UnsupportedError
-from kernelgen.kernels.dispatch import AnyPlan, emit, geometry, make_plan
+from kernelgen.kernels.dispatch import AnyPlan, emit, geometry, launch_rule, make_plan
 from kernelgen.kernels.source import Source, included
 from kernelgen.kernels.spec import BUFFERS, AnySpec
 
@@ -206,6 +206,8 @@ PLACE = {name: place for place, name in enumerate(BUFFERS)}
 # Bytes of dynamic shared memory beyond which a kernel must request permission.
 _SHARED_WITHOUT_ASKING = 48 * 1024
 _KEPT_GEOMETRIES = 256
+# Most blocks of a multiprocessor of data centres' GPUs.
+MOST_BLOCKS = 32
 # Work (``row_work`` of all rows) that justifies another thread: about 10 us for weights (edges x paths x channels),
 # about 4 us for elements of harmonics.
 _WORK_PER_THREAD = 8192
@@ -239,7 +241,7 @@ class Kernel:
         self.plan = plan
         self.source = source
         self.binary = binary
-        self.resources = binary.resources
+        self.resources = {**binary.resources, **occupancy(plan, binary.resources)}
         self._lock = threading.Lock()
         self._run: Run | None = None
 
@@ -264,6 +266,26 @@ class Kernel:
                 else:
                     self._run = _load_host(self.plan, self.binary, self.source.entry)
             return self._run
+
+
+def occupancy(plan: AnyPlan, resources: Mapping[str, Any]) -> dict[str, float]:
+    """``occupancy``: the share of a CUDA multiprocessor's threads that the kernel's blocks can take at a time.
+
+    By the limits on threads, registers (which warps get in units of 256), shared memory (1 kB more a block) and blocks.
+    Empty where the compiler does not report registers.
+    """
+    facts, registers = plan.spec.facts, resources.get("registers", 0)
+    if facts.backend != "cuda" or facts.is_hip or not registers:
+        return {}
+    rule = launch_rule(plan)
+    warps = -(-rule.threads // 32)
+    held = min(
+        MOST_BLOCKS,
+        facts.max_threads_per_unit // (32 * warps),
+        facts.registers_per_unit // (-(-registers // 8) * 256 * warps),
+        facts.shared_per_unit // (rule.shared + resources.get("shared_bytes", 0) + 1024),
+    )
+    return {"occupancy": round(32 * warps * held / facts.max_threads_per_unit, 3)}
 
 
 @functools.lru_cache(maxsize=4096)

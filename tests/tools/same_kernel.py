@@ -54,7 +54,7 @@ def judge(count: int, candidates: int, seconds: float, config: str) -> None:
     found: list[dict[str, bool]] = []
     worker: Any = InThisProcess(session)
     compared = _Comparison(worker, setting, (DIRECTION,), ours, seconds, lambda text: None)
-    prepared = {name: compared._prepare(name, 0.0) for name in ours}
+    prepared = {name: compared._prepare(name, 0.0, 0) for name in ours}
     for number in range(1, count + 1):
         results = compared._compare(DIRECTION, prepared)
         session.release()

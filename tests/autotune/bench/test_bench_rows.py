@@ -26,6 +26,7 @@ from autotune.bench.rows import (
     store_rows,
     stored_rows,
     summary_lines,
+    table_lines,
 )
 from autotune.report.rows import SuiteRow
 from autotune.workload.config import load_problems
@@ -56,6 +57,15 @@ def test_summary_says_where_we_stand() -> None:
     assert "on carbon and water (float32), forward: 2.00" in text
     assert "more memory than their fastest peer: 1 of 2" in text and "3.0 MiB, fast 1.0 MiB" in text
     assert "equitune-default / equitune: 1.50" in text and "default is faster" not in text
+
+
+def test_a_ratio_has_its_interval_if_the_samples_suffice() -> None:
+    one = row(ours=100.0, peer=200.0)
+    one["times"]["equitune"]["samples_us"] = [100.0 + number for number in range(20)]
+    one["times"]["fast"]["samples_us"] = [2.1 * (100.0 + number) for number in range(20)]
+    one["times"]["slow"]["samples_us"] = [900.0] * 3
+    (line,) = [line for line in table_lines([one]) if "tiny" in line]
+    assert "(2.00x, 2.10 to 2.10)" in line and "(9.00x)" in line and "(1.50x)" in line
 
 
 def test_energy_is_compared_where_both_were_measured() -> None:

@@ -381,7 +381,7 @@ def test_tune_hands_its_options_on(command: Command, monkeypatch: pytest.MonkeyP
     assert config.workloads[0].label == "tiny"
     budget = given.pop(1)
     assert 60 < budget <= 90, "what the command took before, and its pages, count"
-    assert given == ["cpu", 7, "random", "sqlite:///x.db", 3, tmp_path, None, 50, "time"]
+    assert given == ["cpu", 7, "random", "sqlite:///x.db", 3, tmp_path, None, 50, "time", "auto"]
 
 
 @pytest.mark.parametrize(

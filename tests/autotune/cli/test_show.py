@@ -100,7 +100,13 @@ def test_show_has_all_that_the_database_of_another_device_has(shipped: Path) -> 
         shipped,
         GPU,
         entry(CudaSchedule(), peers={}, gain={"ratio": 2.0, "low": 1.9, "high": 2.1, "level": 0.95}),
-        entry(CudaSchedule(), layout="ir_mul", graph_class="conv-e17-d7", conditions={"noise": "throttled"}),
+        entry(
+            CudaSchedule(),
+            layout="ir_mul",
+            graph_class="conv-e17-d7",
+            conditions={"noise": "throttled"},
+            peers={"e3nn": {"time_us": 4500.0, "q1_us": 4400.0, "q3_us": 4600.0, "low": 2.8, "high": 3.2}},
+        ),
         entry(CudaSchedule(), dtype="float64"),
     )
     with pytest.raises(ConfigError, match=r"device 'h300' is not known; expected cpu, .* a database: nvidia-test$"):
@@ -113,6 +119,8 @@ def test_show_has_all_that_the_database_of_another_device_has(shipped: Path) -> 
         "forward: tuned, ir_mul, conv-e17-d7",
         "forward: tuned, mul_ir, conv-e14-d5",
     ]
+    assert "3.00 times the tuned time (2.80 to 3.20)" in blocks[1]
+    assert "2.00 times the tuned time (1.90 to 2.10)" in blocks[2]
     assert "throttled" in blocks[1] and "faster than the default by the medians; this older entry" in blocks[1]
     assert "2.00x (1.90 to 2.10)" in blocks[2] and "none were timed beside it" in blocks[2]
     assert "machine  not recorded" in blocks[2] and "the figures may not hold" in blocks[2]

@@ -75,6 +75,21 @@ def test_both_forms_are_one_study_and_no_record_is_there_twice(tmp_path: Path) -
     assert [record["number"] for record in trial_archive.read_study(folder / "small.jsonl")][-2:] == [3, 20]
 
 
+@pytest.mark.parametrize("is_packed", [False, True])
+def test_a_record_that_amends_another_stands_in_its_place(tmp_path: Path, is_packed: bool) -> None:
+    folder = write(tmp_path, *(line(n) for n in range(3)))
+    if is_packed:
+        trial_archive.pack(folder)
+        without_working_files(folder)
+    write(tmp_path, line(1, resources={"l2_bytes": 7}, amends=True))
+    found = trial_archive.read_study(folder / "small.jsonl")
+    assert found == [line(0), line(1, resources={"l2_bytes": 7}), line(2)]
+    assert trial_archive.read_device(folder) == ({"small": found}, 0)
+    assert trial_archive.pack(folder).lines == 3
+    without_working_files(folder)
+    assert trial_archive.read_study(folder / "small.jsonl") == found
+
+
 def test_packing_again_gives_equal_bytes(tmp_path: Path) -> None:
     folder = write(tmp_path, *(line(n, study) for study in ("b", "a/c") for n in range(15)))
     archive = trial_archive.pack(folder).path

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import subprocess
 import sys
 import time
 import types
@@ -119,6 +120,22 @@ def test_others_on_the_gpu_are_counted(monkeypatch: pytest.MonkeyPatch) -> None:
         assert Watch(device).read().gpu_processes == others, (
             "the last: numbered by the host, one of them is this process"
         )
+
+
+@pytest.mark.gpu
+def test_a_second_process_that_computes_on_the_gpu_is_noticed() -> None:
+    lines = ("import torch", "a = torch.ones(4096, 4096, device='cuda')", "print('ready', flush=True)")
+    code = "\n".join((*lines, "while True:", "    a @ a", "    torch.cuda.synchronize()"))
+    rows = torch.ones(1 << 24, device="cuda")
+    with subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE) as other:
+        assert other.stdout is not None and other.stdout.readline() == b"ready\n"
+        watch, end = Watch("cuda"), time.monotonic() + 3
+        while time.monotonic() < end:
+            rows.sin_()
+            torch.cuda.synchronize()
+        found = watch.read()
+        other.kill()
+    assert found.gpu_processes == 1 and "another process computed on the GPU" in found.noise
 
 
 def test_without_nvml_nothing_is_known_of_a_gpu(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -5,13 +5,15 @@ from __future__ import annotations
 import dataclasses
 import json
 import math
+import os
 import re
 from pathlib import Path
 from typing import Any
 
 import pytest
-from report_samples import DEVICE, SLUG, Page, page_of, write, write_results
+from report_samples import DEVICE, SLUG, Page, page_of, suite_row, write, write_results
 
+from autotune.cli import commands
 from autotune.compare.comparison import LEFT_OUT
 from autotune.errors import ReportError
 from autotune.report import REFRESH_S, LivePage, summary_table, write_reports
@@ -21,6 +23,7 @@ from autotune.report.rows import knob_importances
 from autotune.report.sources import Sources
 from autotune.report.tuning import _tuned_row
 from autotune.text import error_text, geometric_mean, ratio_text, time_text
+from kernelgen.device import device_facts
 
 
 @pytest.fixture(scope="module")
@@ -121,6 +124,41 @@ def test_importances_name_the_knob_that_matters(results: Path) -> None:
     assert importances["importance"].sum() == pytest.approx(1.0)
     assert importances["explained"].idxmax() == importances.index[0] == "fuse"
     assert knob_importances(study.head(5)).empty
+
+
+@pytest.mark.parametrize("command", ["quick", "models"])
+def test_a_bench_that_is_watched_shows_its_lines_and_each_new_row(
+    command: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Bench rows stand on the page as soon as they are stored, below the last lines."""
+    slug, seen, refresh = device_facts("cpu").slug, list[str](), 'http-equiv="refresh"'
+    page, rows = tmp_path / "results" / "reports" / f"{slug}.html", [suite_row("made-up", "carbon", "forward")]
+
+    record = tmp_path / "results" / "bench" / f"{slug}.json"
+    record.parent.mkdir(parents=True)
+
+    def run(say: Any) -> list[Any]:
+        for label in ("first", "second"):
+            say(f"{label} <begins>")
+            seen.append(page.read_text())
+            write(record, {"device": DEVICE, "rows": rows})
+            os.utime(record, ns=(0, len(seen)))
+            rows.append(suite_row("twice-made", "carbon", "forward"))
+        say("end")
+        seen.append(page.read_text())
+        return []
+
+    monkeypatch.setattr("autotune.bench.kernels.bench", lambda *_, watch, **__: run(watch))
+    monkeypatch.setattr("autotune.bench.whole_models.bench_models", lambda request, folder, say: run(say))
+    monkeypatch.setattr("webbrowser.open", lambda uri: True)
+    options = ["--device", "cpu", "--watch", "--results", str(tmp_path / "results")]
+    with pytest.raises(SystemExit) as ended:
+        commands.main(["bench", command, *options])
+    assert ended.value.code == 0
+    assert ["made-up" in text for text in seen] == [False, True, True]
+    assert ["twice-made" in text for text in seen] == [False, False, True]
+    assert "first &lt;begins&gt;\nsecond &lt;begins&gt;" in seen[1] and all(refresh in text for text in seen)
+    assert refresh not in page.read_text() and "twice-made" in page.read_text()
 
 
 def test_a_page_that_is_watched_loads_itself_until_the_end(results: Path, tmp_path: Path) -> None:

@@ -115,7 +115,7 @@ def test_the_command_hands_devices_on(
     assert ended.value.code == 0
     ((config, devices, *options),) = received
     assert config.workloads[0].label == "tiny" and devices == ["cpu"] * (2 if "," in given[1] else 1)
-    assert options == [None, 7, None, None, 0, tmp_path, None, None, "time"]
+    assert options == [None, 7, None, None, 0, tmp_path, None, None, "time", "auto"]
 
 
 def test_tuners_of_a_model_may_share_a_folder(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:

@@ -243,6 +243,7 @@ def test_cuda_compiles_without_a_device(arch: str) -> None:
     assert binary.path.read_bytes()[:4] == b"\x7fELF"
     assert binary.resources["registers"] > 0
     assert binary.resources["shared_bytes"] >= 256
+    assert binary.resources["code_bytes"] == 16 * binary.resources["instructions"] > 0
     assert binary.resources["spill_bytes"] == 0
 
 

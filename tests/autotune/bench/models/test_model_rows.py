@@ -387,6 +387,10 @@ def test_the_table_names_the_fastest_other_path(measured: dict[str, dict[str, An
     assert heads.index("fastest other") == line.index("2.00x same")
     assert row_lines(row)[-1].endswith("- wrong values")
     assert row_lines(row)[2].strip() == "kept for gradients 800 MiB: products.contraction 75%, readouts 25%"
+    sampled = {"equitune": [2.0] * 9, "same": [3.9, 4.0, 4.0, 4.0, 4.0, 4.0, 4.0, 4.0, 4.1], "stock": [8.0] * 3}
+    for name, samples in sampled.items():
+        row["contenders"][name]["wall_samples_ms"] = samples
+    assert "2.00x (2.00 to 2.00) same" in table_lines([row])[1] and "4.00x  " in table_lines([row])[1]
     row["contenders"]["equitune+cuequivariance"] = {"wall_ms": 0.5, "us_per_atom": 125.0}
     assert best_other(row) == ("same", 4.0), "Equitune takes part in it"
     (heads, line, without) = table_lines([row, measured["training"]])
