@@ -12,7 +12,6 @@ import html
 import json
 import math
 import re
-import runpy
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any, get_args
@@ -193,12 +192,6 @@ def training_on_several() -> str:
         what = [str(row["processes"]), str(row["frames"]), row["dtype"], time_text(row["ms"])]
         lines.append([f"{row['model']}, {row['structure']}", *what, f"{row['losses'][4]:.12f}"])
     return table(["a training step", "GPUs", "structures of each", "dtype", "time", "loss of the fifth step"], lines)
-
-
-def fitted_students() -> str:
-    """Errors of students that learned in stock's and in Equitune's ways."""
-    records = [json.loads(path.read_text()) for path in sorted((ROOT / "results" / "fit").glob("*.json"))]
-    return "\n".join(runpy.run_path(str(ROOT / "tests" / "tools" / "fit.py"))["summary"](records))
 
 
 def largest_crystals() -> str:
@@ -472,7 +465,6 @@ TABLES = {
     "memory": memory_of_models,
     "energy": energy_of_models,
     "several": training_on_several,
-    "fit": fitted_students,
     "largest": largest_crystals,
     "matrix": model_matrix,
     "kernels": kernel_gains,
