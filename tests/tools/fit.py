@@ -61,18 +61,14 @@ KINDS = {
 
 
 class Frames(NamedTuple):
-    """Structures with labels: energies in eV, of which a sum over elements is taken off, forces in eV/angstrom,
-    stresses [3, 3] in eV/angstrom^3."""
+    """Structures with labels: energies in eV, of which a sum over elements is taken off, forces in eV/angstrom."""
 
     atoms: list[Any]
     energy: np.ndarray
     forces: list[np.ndarray]
-    stress: np.ndarray
 
     def chosen(self, places: Any) -> Frames:
-        return Frames(
-            [self.atoms[k] for k in places], self.energy[places], [self.forces[k] for k in places], self.stress[places]
-        )
+        return Frames([self.atoms[k] for k in places], self.energy[places], [self.forces[k] for k in places])
 
 
 def start(system: str) -> Any:
@@ -143,7 +139,7 @@ def read_frames() -> tuple[Frames, Frames]:
     """Frames to learn from, and those to validate with: the last fifth of each trajectory."""
     from ase import Atoms
 
-    atoms, energy, forces, stress, last = [], [], [], [], []
+    atoms, energy, forces, last = [], [], [], []
     for path in frame_files():
         stored = np.load(path)
         for k, temperature in enumerate(stored["temperature"]):
@@ -153,13 +149,12 @@ def read_frames() -> tuple[Frames, Frames]:
             last.append((stored["temperature"][:k] == temperature).sum() >= SAMPLED * 4 // 5)
         energy += [*stored["energy"]]
         forces += [*stored["forces"]]
-        stress += [*stored["stress"]]
     learned, others = np.flatnonzero(~np.array(last)), np.flatnonzero(last)
     # As isolated atoms' energies are: what a model need not learn. A least-squares fit, without the validation.
     elements = sorted({int(number) for one in atoms for number in one.numbers})
     counts = np.array([[(one.numbers == element).sum() for element in elements] for one in atoms], float)
     of_elements = np.linalg.lstsq(counts[learned], np.array(energy)[learned], rcond=None)[0]
-    every = Frames(atoms, np.array(energy) - counts @ of_elements, forces, np.array(stress))
+    every = Frames(atoms, np.array(energy) - counts @ of_elements, forces)
     return every.chosen(learned), every.chosen(others)
 
 
@@ -290,13 +285,15 @@ def learn(
 # What was learned.
 
 
-def errors(energies: np.ndarray, forces: np.ndarray, stresses: np.ndarray, frames: Frames) -> dict[str, float]:
-    """Mean absolute errors and roots of mean squares: meV an atom, meV/angstrom, meV/angstrom^3."""
+def errors(energies: np.ndarray, forces: np.ndarray, frames: Frames) -> dict[str, float]:
+    """Mean absolute errors and roots of mean squares: meV an atom, meV/angstrom.
+
+    Stresses are no measure of what was learned: at fixed volumes energies and forces leave the pressure free.
+    """
     found, counts = {}, np.array(list(map(len, frames.atoms)))
     differences = {
         "energy": (energies - frames.energy) / counts,
         "forces": forces - np.concatenate(frames.forces),
-        "stress": stresses - frames.stress,
     }
     for name, difference in differences.items():
         found[f"{name}_mae"] = float(np.abs(difference).mean() * 1e3)
@@ -307,8 +304,8 @@ def errors(energies: np.ndarray, forces: np.ndarray, stresses: np.ndarray, frame
 def validate(model: WholeModel, frames: Frames, size: int = 9) -> dict[str, float]:
     outs = []
     for begin in range(0, len(frames.atoms), size):
-        out = model.energies_and_forces(model.inputs(frames.atoms[begin : begin + size]), stress=True)
-        outs.append([one.detach().cpu().numpy() for one in (out.energy, out.forces, out.stress)])
+        out = model.energies_and_forces(model.inputs(frames.atoms[begin : begin + size]))
+        outs.append([one.detach().cpu().numpy() for one in (out.energy, out.forces)])
     return errors(*(np.concatenate(parts) for parts in zip(*outs, strict=True)), frames)
 
 
@@ -334,7 +331,7 @@ def train(given: argparse.Namespace) -> None:
         parsed(way)
     learned, others = read_frames()
     facts = device_facts(given.device)
-    zeros = [np.zeros_like(one) for one in (others.energy, np.concatenate(others.forces), others.stress)]
+    zeros = [np.zeros_like(one) for one in (others.energy, np.concatenate(others.forces))]
     record: dict[str, Any] = {
         "format": 1,
         "student": given.student,
