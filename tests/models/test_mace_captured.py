@@ -75,7 +75,8 @@ def test_several_heads(device: str) -> None:
     energies = np.array([[1.0, 2.0, 3.0], [4.0, 5.0, 6.0]])
     scales = {"atomic_inter_scale": [1.5, 2.0], "atomic_inter_shift": [0.1, 0.2]}
     stock = model_of(NUMBERS, heads=["a", "b"], atomic_energies=energies, **scales).to(device)
-    batch = batch_of(stock, imidazole(), imidazole()[:5]) | {"head": torch.tensor([1, 0], device=device)}
+    batch = batch_of(stock, imidazole(), imidazole()[:5]) | {"head": torch.tensor([1, 0])}
+    batch = {name: value.to(device) if torch.is_tensor(value) else value for name, value in batch.items()}
     model = copy.deepcopy(stock)
     accelerate(model)
     assert type(model.readouts[-1]).__module__ == "autotune.models.mace.patched"

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
 pytest.importorskip("matscipy", reason="matscipy is not installed")
@@ -31,7 +31,7 @@ def edges_of(graph: AtomicGraph) -> Counter[tuple[int, ...]]:
 def edges_by_ase(positions: np.ndarray, cell: np.ndarray, pbc: np.ndarray, cutoff: float) -> Counter[tuple[int, ...]]:
     """Without pairs so close to the cutoff that rounding decides on them."""
     first, second, shifts, lengths = primitive_neighbor_list("ijSd", pbc, cell, positions, cutoff + 1e-6)
-    assert not ((lengths > cutoff - 1e-6) & (lengths < cutoff + 1e-6)).any()
+    assume(not ((lengths > cutoff - 1e-6) & (lengths < cutoff + 1e-6)).any())
     return Counter(map(tuple, np.column_stack([first, second, shifts]).tolist()))
 
 

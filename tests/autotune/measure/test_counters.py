@@ -319,4 +319,4 @@ def test_the_real_program_counts_a_call(config: str) -> None:
     assert {*SUMS, *SHARES} == set(counted)
     assert counted["dram_read_bytes"] > 0 and counted["executed_instructions"] > 0 and counted["profiled_us"] > 0
     assert all(0 <= counted[name] <= 100 for name in SHARES) and counted["occupancy_percent"] > 0
-    assert (counted["tensor_percent"] > 0) == (config == "radial"), "only fused radial kernels use tensor cores"
+    assert (counted["tensor_percent"] > 1) == (config == "radial"), "only fused radial kernels use tensor cores"

@@ -59,7 +59,7 @@ def draw(*shapes: tuple[int, ...]) -> list[Tensor]:
 def derivatives(run: Callable[..., Tensor], given: Sequence[Tensor]) -> list[Tensor]:
     """Value, first gradients of random cotangents, and gradients of their squares in all inputs and the cotangents."""
     out = run(*given)
-    g = torch.randn(out.shape, generator=torch.Generator().manual_seed(1)).to(out.dtype).requires_grad_()
+    g = torch.randn(out.shape, generator=torch.Generator().manual_seed(1)).to(out).requires_grad_()
     first = torch.autograd.grad(out, given, g, create_graph=True)
     return [out, *first, *torch.autograd.grad(sum(one.square().sum() for one in first), (*given, g))]
 
