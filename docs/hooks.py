@@ -12,6 +12,7 @@ import html
 import json
 import math
 import re
+import runpy
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any, get_args
@@ -21,7 +22,7 @@ from autotune.models.whole_model import published_models
 from autotune.report.models import PACKAGES, gains
 from autotune.report.rows import ModelRow
 from autotune.report.rows import model_rows as rows_of_models
-from autotune.text import CAPTURED, DEFAULT, STOCK, TUNED, contender_name, is_ours, path_and_form
+from autotune.text import CAPTURED, DEFAULT, STOCK, TF32, TUNED, contender_name, is_ours, path_and_form
 
 ROOT = Path(__file__).resolve().parents[1]
 MARK = re.compile(r"^<!-- table: ([a-z0-9-]+) -->$", re.MULTILINE)
@@ -192,6 +193,27 @@ def training_on_several() -> str:
         what = [str(row["processes"]), str(row["frames"]), row["dtype"], time_text(row["ms"])]
         lines.append([f"{row['model']}, {row['structure']}", *what, f"{row['losses'][4]:.12f}"])
     return table(["a training step", "GPUs", "structures of each", "dtype", "time", "loss of the fifth step"], lines)
+
+
+def fitted_students() -> str:
+    """Errors of students that learned in stock's and in Equitune's ways."""
+    records = [json.loads(path.read_text()) for path in sorted((ROOT / "results" / "fit").glob("*.json"))]
+    return "\n".join(runpy.run_path(str(ROOT / "tests" / "tools" / "fit.py"))["summary"](records))
+
+
+def steps_in_tf32() -> str:
+    """Times of captured steps in float32 and in TF32, and the errors of forces, or in training of gradients."""
+    lines = []
+    for row in model_rows(GPU_MODELS):
+        of_class = [row.contenders.get(name, {}) for name in (CAPTURED, f"{TF32}-captured")]
+        if not all("wall_ms" in cell for cell in of_class):
+            continue
+        times = [cell["wall_ms"] for cell in of_class]
+        errors = [max(cell.get("errors", {}).get(name, 0.0) for name in ("forces", "gradients")) for cell in of_class]
+        name = f"{place_of(row)}{', training' * (row.text('pass') == 'training')}"
+        ratio = ratio_text(times[0] / times[1])
+        lines.append([name, *map(time_text, times), ratio, *(f"{each:.1e}" if each else ABSENT for each in errors)])
+    return table(["a captured step", "float32", "TF32", "times as fast", "error, float32", "error, TF32"], lines)
 
 
 def largest_crystals() -> str:
@@ -465,6 +487,8 @@ TABLES = {
     "memory": memory_of_models,
     "energy": energy_of_models,
     "several": training_on_several,
+    "fit": fitted_students,
+    "tf32": steps_in_tf32,
     "largest": largest_crystals,
     "matrix": model_matrix,
     "kernels": kernel_gains,
