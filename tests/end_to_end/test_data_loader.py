@@ -10,7 +10,7 @@ from torch.utils.data import DataLoader
 
 
 @pytest.mark.parametrize("start", ["fork", pytest.param("spawn", marks=pytest.mark.slow)])
-def test_workers_compute_what_this_process_does(start: str) -> None:
+def test_workers_compute_what_this_process_does(start: str, users_flags: None) -> None:
     items = Convolved(small_conv(dtype=torch.float64))
     here = [items[n] for n in range(len(items))]
     there = list(DataLoader(items, batch_size=None, num_workers=1, multiprocessing_context=start))

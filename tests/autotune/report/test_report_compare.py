@@ -192,7 +192,7 @@ def test_a_reader_finds_the_rows_of_a_verdict(visit: Any, path: Path) -> None:
     page.locator("select[aria-label^='Verdict']").select_option("faster")
     body = table.locator(":scope > tbody:visible")
     body.locator("summary").click()
-    assert body.locator("caption", has_text="knobs that changed").is_visible()
+    body.locator("caption", has_text="knobs that changed").wait_for()  # details come from a file beside the page
     strip = body.locator("svg.strips")
     assert strip.is_visible() and "before 20 samples, median 100" in (strip.get_attribute("aria-label") or "")
 

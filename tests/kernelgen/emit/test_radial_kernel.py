@@ -187,7 +187,7 @@ def test_what_has_no_such_kernel() -> None:
     for problem, hidden, why in refused:
         with pytest.raises(UnsupportedError, match=why):
             planned(problem, hidden)
-    with pytest.raises(UnsupportedError, match='not on AMD .*; take an NVIDIA GPU, or .* edge_weights="streamed"'):
+    with pytest.raises(UnsupportedError, match='not on AMD .*; take an NVIDIA GPU, or .* memory="low"'):
         radial_plan(RadialSpec(SMALL, 8, forward(), RadialSchedule(), "ieee", "ir_mul", "int64", hip_facts("gfx942")))
     for knobs in ({"tiles": 2, "ahead": "hidden"}, {"slices": 2}, {"coupled": 2}):
         with pytest.raises(ScheduleError, match="expected (none|1|0)"):
