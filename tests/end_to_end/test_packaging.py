@@ -107,6 +107,7 @@ def index_answers(tmp_path_factory: pytest.TempPathFactory) -> None:
 
 # `.ci/models` installs the others, and what is in `test`, from a wheel too.
 @pytest.mark.slow
+@pytest.mark.covering(0)
 @pytest.mark.parametrize("extra", ["audit", "peers-gpu", "test"])
 def test_each_extra_can_be_installed_in_a_clean_environment(
     wheel: Path, extra: str, index_answers: None, tmp_path: Path
