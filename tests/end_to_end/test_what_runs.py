@@ -19,9 +19,11 @@ def test_ci_runs_what_make_test_leaves_out() -> None:
     (recipe,) = re.findall(r"^test:.*\n\t(.*)", (ROOT / "Makefile").read_text(), re.M)
     assert re.findall(r"-m (\"[^\"]*\"|\w+)", recipe.partition("pytest")[2]) == ['"not slow"']
     assert recipe.endswith('-m "not slow" $(ARGS)'), "ARGS comes last, so its -m is the one that holds"
-    assert {"export OTHERS=$commits/4", """step make test ARGS="-m '' --others $OTHERS\""""} <= {*steps()}, (
-        "CI runs all within four commits"
+    assert {"export OTHERS=$commits/8", """step make test ARGS="-m '' --others $OTHERS\""""} <= {*steps()}, (
+        "CI runs all within eight commits"
     )
+    turns = ("packages=(mace nequip sevennet)", "export SLOW=${packages[commits % ${#packages[@]}]}")
+    assert {*turns} <= {*steps()}, "slow tests of each package run within three commits"
 
 
 def test_ci_begins_with_an_empty_cache() -> None:
