@@ -148,9 +148,9 @@ _WARPGROUPS = (
     _EMIT + "test_warpgroup_products.py::test_a_warp_goes_from_receiver_to_receiver",
     _EMIT + "test_warpgroup_values.py::test_what_has_no_such_kernel",
     _EMIT + "test_warpgroup_values.py::test_a_step_of_few_edges_takes_half_of_four_tiles",
-    _EMIT + "test_warpgroup_values.py::test_against_e3nn[small-one-tile-ir_mul]",
-    _EMIT + "test_warpgroup_values.py::test_against_e3nn[uneven-two-tiles-mul_ir]",
-    _EMIT + "test_warpgroup_values.py::test_against_e3nn[groups-two-ahead-ir_mul]",
+    _EMIT + "test_warpgroup_values.py::test_against_e3nn[small-one-tile-ir_mul-100-4]",
+    _EMIT + "test_warpgroup_values.py::test_against_e3nn[uneven-two-tiles-mul_ir-100-4]",
+    _EMIT + "test_warpgroup_values.py::test_against_e3nn[groups-two-ahead-ir_mul-100-4]",
 )
 _PAIRS = (
     _EMIT + "test_pairs.py::test_every_direction_of_every_mode",
