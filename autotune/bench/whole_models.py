@@ -395,8 +395,8 @@ def contenders_for(package: Package) -> tuple[str, ...]:
     need the memory of those in float32.
     """
     captured = {f"{path}-captured" for path in (STOCK, *package.peers)}
-    others = (name for name in contenders_of(package) if name != SYMMETRIX and name not in captured)
-    return tuple(name for name in others if path_and_form(name)[0] != TF32)
+    left_out = {SYMMETRIX, TF32, *captured}
+    return tuple(name for name in contenders_of(package) if not {name, path_and_form(name)[0]} & left_out)
 
 
 def crystals() -> Iterator[tuple[int, Repeats]]:

@@ -15,7 +15,7 @@ from __future__ import annotations
 
 import functools
 import types
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import torch
@@ -98,35 +98,34 @@ def masked_by_head(x: Tensor, head: Tensor, num_heads: int) -> Tensor:
     return (x.unflatten(1, (num_heads, -1)) * own.unsqueeze(2)).flatten(1)
 
 
-def _patched_class(stock: type[torch.nn.Module], **names: Any) -> type[torch.nn.Module]:
-    """A block's subclass of the same name, whose forward finds other values under some names of its module."""
+def _patched_class(
+    stock: type[torch.nn.Module],
+    names: Mapping[str, Any],
+    finish: Callable[[Any, Any], Any] = lambda _, out: out,
+    **methods: Any,
+) -> type[torch.nn.Module]:
+    """A subclass of the same name, which MACE looks at, whose forward finds others under some names.
+
+    finish: makes the results, from the module and what this forward gives. methods: others of the subclass.
+    """
     patched = _with_names(stock.forward, **names)
 
     @functools.wraps(stock.forward)
     def forward(self: Any, *arguments: Any, **options: Any) -> Any:
-        return patched(self, *arguments, **options)
+        # Here and not in a hook, which torch.compile would compile by itself.
+        return finish(self, patched(self, *arguments, **options))
 
-    return type(stock.__name__, (stock,), {"forward": forward, "__module__": __name__})
+    return type(stock.__name__, (stock,), {**methods, "forward": forward, "__module__": __name__})
 
 
 def _strained_class(stock: type[torch.nn.Module]) -> type[torch.nn.Module]:
-    """The subclass of a model's class, for layout ``ir_mul``, that strains its graphs as above.
-
-    It has the same name, which MACE looks at.
-    """
+    """The subclass of a model's class, for layout ``ir_mul``, that strains its graphs as above."""
 
     def new(cls: Any, *arguments: Any, **options: Any) -> torch.nn.Module:
         # MACE rebuilds models by their class, and the result is stock. Copies and pickles come without arguments.
         return stock(*arguments, **options) if arguments or options else stock.__new__(cls)
 
-    strained_forward = _with_names(stock.forward, **_NAMES)
-
-    @functools.wraps(stock.forward)
-    def forward(self: Any, *arguments: Any, **options: Any) -> dict[str, Tensor]:
-        # Here and not in a hook, which torch.compile would compile by itself.
-        return with_users_descriptors(self, strained_forward(self, *arguments, **options))
-
-    return type(stock.__name__, (stock,), {"__new__": new, "forward": forward, "__module__": __name__})
+    return _patched_class(stock, _NAMES, with_users_descriptors, __new__=new)
 
 
 # Models are pickled by the names of their classes.
@@ -134,8 +133,8 @@ MACE = _strained_class(models.MACE)
 ScaleShiftMACE = _strained_class(models.ScaleShiftMACE)
 EnergyDipolesMACE = _strained_class(models.EnergyDipolesMACE)
 # Readouts of models of several heads.
-NonLinearReadoutBlock = _patched_class(blocks.NonLinearReadoutBlock, mask_head=masked_by_head)
-NonLinearBiasReadoutBlock = _patched_class(blocks.NonLinearBiasReadoutBlock, mask_head=masked_by_head)
+NonLinearReadoutBlock = _patched_class(blocks.NonLinearReadoutBlock, {"mask_head": masked_by_head})
+NonLinearBiasReadoutBlock = _patched_class(blocks.NonLinearBiasReadoutBlock, {"mask_head": masked_by_head})
 
 
 # MACE's ``RadialMLP`` without its last layer, which a convolution multiplies by.
