@@ -19,6 +19,7 @@ from autotune.models.padding import (
     fits,
     ghost_atoms,
     ghost_ends,
+    ghost_ends_there,
     ghost_pointer,
     padded_size,
     step_above,
@@ -57,6 +58,13 @@ def test_ghosts_with_edges_have_as_many_as_real_atoms(real: Counts, size: Counts
     mean, most = real.edges / real.atoms, size.atoms - real.atoms
     wanted = max(mean, (size.edges - real.edges) / most)
     assert len(each) == 1 or (each >= 0.5 * wanted - 1).all() and (each <= 2 * wanted + 1).all()
+
+
+@given(st.builds(Counts, st.integers(1, 100), st.integers(0, 500), st.just(1)), growths)
+def test_ghosts_are_where_the_host_puts_them_if_only_the_device_knows_the_numbers(real: Counts, growth: float) -> None:
+    size = padded_size(real, growth)
+    found = ghost_ends_there(torch.tensor(real.atoms), torch.tensor(real.edges), size, torch.arange(size.edges))
+    assert found[real.edges :].tolist() == ghost_ends(real, size, CPU).tolist()
 
 
 @given(st.integers(41_000, 10**7), growths)
@@ -149,6 +157,7 @@ def test_determinants_of_cells(det, monkeypatch: pytest.MonkeyPatch) -> None:  #
     torch.testing.assert_close(*gradients, rtol=1e-12, atol=1e-12)
     with VolumesByProducts():
         assert det(torch.eye(2) * 2) == 4
+        torch.testing.assert_close(det(cells[0]), found[0])
 
 
 @pytest.mark.gpu

@@ -159,6 +159,16 @@ def test_an_illegal_schedule_is_skipped_and_the_reason_says_so(shipped: Path) ->
     assert found.reason.count("threads=64") == 2
 
 
+def test_a_schedule_in_quarantine_is_skipped_and_the_reason_says_so(
+    shipped: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    store(shipped, HOST, entry(SCHEDULES[0]))
+    monkeypatch.setattr(query, "quarantined", lambda lists, spec: {SCHEDULES[0].key: "wrong values"})
+    found = find()
+    assert (found.schedule, found.origin) == (default(), "default")
+    assert "conv-e14-d5 mul_ir: its schedule is in quarantine here, wrong values" in found.reason
+
+
 def test_an_unfused_schedule_is_judged_as_the_plain_kernel_it_runs(
     shipped: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -154,6 +154,23 @@ def test_a_schedule_that_failed_here_is_passed_over(shipped_with_table: Path, mo
     assert second.origin == "predicted" and second.schedule != first
 
 
+@pytest.mark.parametrize(
+    ("times_us", "believed"),
+    [
+        ([None, 5.0], (1, (math.inf, 5.0))),
+        ([5.0, 7.0], (0, (5.0, 7.0))),
+        *(([None, None], None), ([0.0, 5.0], None), ([5.0], None), ("5.0", None)),
+    ],
+)
+def test_a_kept_choice_is_believed_if_its_times_are_times(
+    times_us: Any, believed: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(predicted, "_read", lambda path: {"of these": {"times_us": times_us}})
+    monkeypatch.setattr(predicted, "_digest", lambda *given: "of these")
+    schedules, kernel = (CudaSchedule(), CudaSchedule(block_size=64)), ()
+    assert predicted.chosen_before(kernel, GraphClass.parse("conv-e17-d7"), H200, schedules) == believed  # type: ignore[arg-type]
+
+
 def test_an_unreadable_table_is_ignored_with_a_warning(shipped_with_table: Path) -> None:
     path = table.table_path(shipped_with_table, "nvidia-h200")
     data = json.loads(path.read_text())

@@ -153,14 +153,24 @@ def test_energy_of_a_call_is_that_of_whole_steps_of_the_counter(monkeypatch: pyt
     clock = [0.0]
     device = gpu(monkeypatch, 0, [])
     nvml, _ = timing._nvml(device)
-    # 300 W, in steps of 0.1 s.
-    nvml.nvmlDeviceGetTotalEnergyConsumption = lambda handle: 300e3 * 0.1 * int(clock[0] * 10 + 1e-6)
-    monkeypatch.setattr(timing.time, "perf_counter", lambda: clock[0])
-    monkeypatch.setattr(timing, "synchronize", lambda device: None)
+    done: list[tuple[str, float]] = []
+
+    def energy(handle: object) -> float:
+        done.append(("read", clock[0]))
+        return 300e3 * 0.1 * int(clock[0] * 10 + 1e-6)  # 300 W, in steps of 0.1 s
 
     def call() -> None:
+        done.append(("call", clock[0]))
         clock[0] += 2e-3
 
+    nvml.nvmlDeviceGetTotalEnergyConsumption = energy
+    monkeypatch.setattr(timing.time, "perf_counter", lambda: clock[0])
+    monkeypatch.setattr(timing, "synchronize", lambda device: done.append(("wait", clock[0])))
     assert timing.joules_a_call(call, device) == pytest.approx(0.6, rel=0.03)
+    first = next(at for at, (what, _) in enumerate(done) if what == "read" and at)
+    assert done[first][1] >= timing.STEADY_S, "power is steady before the counter counts"
+    counted = [what for what, _ in done[first:]]
+    assert counted.count("wait") >= counted.count("read") - 2, "the counter is read when the calls have run"
+    assert counted.count("call") > 1.5 * counted.count("read"), "calls are launched in rows"
     nvml.nvmlDeviceGetTotalEnergyConsumption = lambda handle: 0
     assert timing.joules_a_call(call, device) is None, "the counter does not move"

@@ -54,6 +54,9 @@ class SlowWorker:
 
     now: float = 0.0
     build_s: dict[str, float] = field(default_factory=lambda: {"e3nn": 0.0, "e3nn-compiled": 90.0})
+    # Contenders whose samples fail, and what was asked of each.
+    broken: tuple[str, ...] = ()
+    asked: list[tuple[str, str]] = field(default_factory=list)
 
     def reopen(self, setting: Any) -> None:
         pass
@@ -62,12 +65,17 @@ class SlowWorker:
         if method is ComparisonSession.build_seconds:
             return self.build_s
         self.now += {"prepare_ours": 4.0, "prepare_peer": 4.0, "warm_up": 1.0}.get(method.__name__, 0.0)
+        self.asked.append((method.__name__, given[0] if given else ""))
+        if method is ComparisonSession.sample and given[0] in self.broken:
+            return Answer(error="its numbers are gone")
         return Answer(seconds=1e-3, sample_us=1e3)
 
 
-def left_out(deadline: float | None, monkeypatch: pytest.MonkeyPatch, **options: Any) -> dict[str, str]:
+def left_out(
+    deadline: float | None, monkeypatch: pytest.MonkeyPatch, stand_in: SlowWorker | None = None, **options: Any
+) -> dict[str, str]:
     """Why contenders have no time, by name, of a comparison until ``deadline``."""
-    worker = SlowWorker()
+    worker = stand_in or SlowWorker()
     monkeypatch.setattr(comparing, "monotonic", lambda: worker.now)
     monkeypatch.setattr("autotune.measure.timing.timing_of", lambda samples, conditions: samples)
     ours: Any = {name: {"forward": None} for name in ("default", "candidate 1", "candidate 2")}
@@ -93,6 +101,35 @@ def test_a_comparison_leaves_out_what_does_not_fit_and_never_the_default(monkeyp
 
 def test_peers_that_are_asked_for_are_never_left_out(monkeypatch: pytest.MonkeyPatch) -> None:
     assert set(left_out(13.0, monkeypatch, asked=True)) == {"candidate 2"}
+
+
+def test_what_is_known_to_fail_is_asked_for_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    worker, known = SlowWorker(), {"e3nn": "it crashed before"}
+    assert left_out(None, monkeypatch, worker, known_failures=known) == known
+    assert "e3nn-compiled" in {name for _, name in worker.asked} and "e3nn" not in {name for _, name in worker.asked}
+
+
+def test_a_contender_whose_sample_fails_has_that_error_and_is_sampled_no_more(monkeypatch: pytest.MonkeyPatch) -> None:
+    worker = SlowWorker(broken=("e3nn", "candidate 1"))
+    failed = left_out(None, monkeypatch, worker)
+    assert failed == dict.fromkeys(worker.broken, "its numbers are gone")
+    assert [worker.asked.count(("sample", name)) for name in worker.broken] == [1, 1]
+
+
+@pytest.mark.parametrize(("slow_us", "rows"), [(29.0, comparing.HOST_ROWS), (31.0, comparing.HOST_ROWS_OF_SLOW)])
+def test_a_host_three_times_slower_than_the_fastest_is_timed_in_fewer_rows(slow_us: float, rows: int) -> None:
+    times = {"fast": 10.0, "slow": slow_us}
+    asked: list[str] = []
+
+    def ask(limit_s: float, method: Any, name: str, seconds: float) -> Answer:
+        assert method is ComparisonSession.host_row
+        asked.append(name)
+        return Answer(host_us=times[name] + 1)
+
+    held = comparing._Comparison(SimpleNamespace(ask=ask), None, ("forward",), {}, 1.0, lambda text: None)  # type: ignore[arg-type]
+    found = held._host_times("forward", {name: Answer(host_us=time_us) for name, time_us in times.items()})
+    assert found == times, "the least of all rows"
+    assert (asked.count("fast"), asked.count("slow")) == (comparing.HOST_ROWS, rows)
 
 
 def test_unknown_peers_are_an_error_with_the_known_ones(tmp_path: Path) -> None:

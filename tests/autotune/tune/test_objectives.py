@@ -28,7 +28,7 @@ from autotune.report import summary_table
 from autotune.search.loop import Compiled, search
 from autotune.search.samplers import KEY
 from autotune.search.study import Study, study_name
-from autotune.tune.publish import entry_of, gained, why_kept, winner_of
+from autotune.tune.publish import _peer, entry_of, gained, why_kept, winner_of
 from autotune.tune.run import tune
 from autotune.workload.config import TuneConfig, load_graphs
 from autotune.workload.objective import TIME, Objective
@@ -251,6 +251,12 @@ def result(time_us: float, energy: float | None = None, memory: int | None = Non
     drift = [1 + 0.03 * (number % 4) for number in range(rounds)]
     each = () if energy is None else tuple(energy * factor for factor in drift)
     return Result(timing.timing_of([time_us * factor for factor in drift]), memory_bytes=memory, joules_each=each)
+
+
+def test_a_contender_without_times_is_published_with_its_reason() -> None:
+    ours, failed, objective = result(100.0), Result(None, error="out of memory"), Objective.parse("time")
+    assert _peer(failed, ours, objective) == failed.summary()
+    assert _peer(ours, failed, objective) == ours.summary()
 
 
 COMPARED = {

@@ -53,6 +53,14 @@ def plan_of(problem: TensorProductProblem, facts: DeviceFacts = FACTS, hidden: i
     return radial_plan(spec)
 
 
+def test_in_tf32_shared_memory_has_one_half_of_each_value() -> None:
+    ieee = plan_of(SMALL)
+    tf32 = radial_plan(dataclasses.replace(ieee.spec, accuracy="tf32"))
+    group = ieee.product.groups[0]
+    assert ieee.coupled_reals(group) == 2 * tf32.coupled_reals(group) > 0
+    assert ieee.hidden_halves == 2 * tf32.hidden_halves > 0
+
+
 @pytest.mark.covering(2)
 @pytest.mark.parametrize("layout", ["ir_mul", "mul_ir"])
 @pytest.mark.parametrize("paths_at_once", [1, 3, 5])

@@ -49,6 +49,11 @@ def test_bounds_are_told_exactly(dtype: torch.dtype) -> None:
             check_indices(torch.tensor(sender, dtype=dtype), torch.tensor(receiver, dtype=dtype), 3, 7)
 
 
+def test_a_list_is_no_index() -> None:
+    with pytest.raises(InputError, match=r"receiver is of type list; expected a tensor"):
+        check_indices(torch.tensor([0]), [0], 3, 7)  # type: ignore[arg-type]
+
+
 @pytest.mark.parametrize("index", [-1, 7])
 def test_a_lone_index_out_of_range_is_told_by_a_call(index: int) -> None:
     conv = small_conv(dtype=torch.float64)
