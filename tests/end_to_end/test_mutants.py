@@ -153,6 +153,14 @@ def test_every_file_of_an_area_has_tests_and_none_that_pin_hashes() -> None:
 
 
 @pytest.mark.slow
+def test_every_case_of_the_table_is_there() -> None:
+    named = {name for selections in mutants.TESTS.values() for name in selections if "::" in name}
+    command = [sys.executable, "-m", "pytest", "--collect-only", "-q", "-n", "0", "-p", "no:cacheprovider"]
+    found = subprocess.run([*command, *sorted(named)], cwd=ROOT, capture_output=True, text=True)
+    assert found.returncode == 0, found.stderr + found.stdout[-2000:]
+
+
+@pytest.mark.slow
 def test_a_draw_repeats_and_a_smaller_one_is_its_beginning() -> None:
     setting = mutants.Setting(ROOT, {"timing": mutants.AREAS["timing"]}, mutants.TESTS)
     names = [
