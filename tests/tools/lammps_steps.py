@@ -6,7 +6,7 @@
 Compiles the model, packs its kernels, builds the library and the plugin, and runs LAMMPS on each number of ranks, which
 take the host's GPUs in turns. LAMMPS makes its list anew every ten steps, whether atoms moved far or not. Models with
 random weights have large forces, so atoms move by steps of ``--timestep`` fs. Prints one line for each run; the record
-has LAMMPS's own breakdown.
+has LAMMPS's own breakdown. ``--every 50`` compares each 50th step in place of the last.
 """
 
 from __future__ import annotations
@@ -48,9 +48,9 @@ fix move all nve
 timestep {timestep}
 thermo 1000000
 run {warm_up}
-write_dump all custom begin.txt id proc x y z fx fy fz modify sort id format float %.9g
+dump frames all custom {every} frames.txt id proc x y z fx fy fz
+dump_modify frames sort id format float %.9g first yes
 run {steps}
-write_dump all custom end.txt id proc x y z fx fy fz modify sort id format float %.9g
 """
 INTEGRATIONS = {"mace": "mace.use", "sevennet": "sevennet.use", "nequip": "nequip.use", "allegro": "nequip.use"}
 
@@ -68,6 +68,7 @@ def run(folder: Path, atoms: Atoms, ranks: int, given: argparse.Namespace) -> di
         timestep=given.timestep * 1e-3,
         warm_up=given.warm_up,
         steps=given.steps,
+        every=given.every or given.steps,
     )
     (place / "in.lammps").write_text(text)
     environment = {"PATH": "", "HOME": str(place), "EQUITUNE_PACK": str(folder / "model.pack"), "OMP_NUM_THREADS": "1"}
@@ -80,20 +81,22 @@ def run(folder: Path, atoms: Atoms, ranks: int, given: argparse.Namespace) -> di
     return found | {"parts_ms": {name.lower(): float(each) * per_step for name, each in parts[-6:]}}
 
 
-def last_frame(place: Path, atoms: Atoms) -> tuple[Atoms, np.ndarray, int]:
-    """Atoms where LAMMPS left them, its forces on them, and how many are on another rank than at the beginning."""
-    texts = [(place / f"{name}.txt").read_text().split("fz")[1].strip() for name in ("begin", "end")]
-    rows = [np.array([line.split() for line in text.splitlines()], float) for text in texts]
-    moved = atoms.copy()
-    moved.positions = rows[-1][:, 2:5]
-    return moved, rows[-1][:, 5:8], int((rows[0][:, 1] != rows[-1][:, 1]).sum())
+def compare(model: WholeModel, place: Path, atoms: Atoms) -> dict[str, Any]:
+    """What LAMMPS wrote after the warm-up, beside the model in this process.
 
-
-def difference(model: WholeModel, atoms: Atoms, forces: np.ndarray) -> float:
-    """The largest difference from the model's forces in this process, relative to the largest force."""
-    with default_dtype(model.package.dtype_of_data):
-        wanted = model.energies_and_forces(model.inputs([atoms])).forces.detach().cpu().double().numpy()
-    return float(np.abs(forces - wanted).max() / np.abs(wanted).max())
+    The largest difference of a force relative to the largest force, and the atoms that were on more than one rank.
+    """
+    frames = [text.split("fz", 1)[1].splitlines() for text in (place / "frames.txt").read_text().split("TIMESTEP")[1:]]
+    rows = np.array([[line.split() for line in frame if line and not line.startswith("ITEM")] for frame in frames])
+    ranks, positions, forces = (rows[..., part].astype(float) for part in (slice(1, 2), slice(2, 5), slice(5, 8)))
+    worst, moved = 0.0, atoms.copy()
+    for at, found in list(zip(positions, forces, strict=True))[1:]:
+        moved.positions = at
+        with default_dtype(model.package.dtype_of_data):
+            wanted = model.energies_and_forces(model.inputs([moved])).forces.detach().cpu().double().numpy()
+        worst = max(worst, float(np.abs(found - wanted).max() / np.abs(wanted).max()))
+    changed = int((np.ptp(ranks, axis=0) > 0).sum())
+    return {"atoms_that_changed_rank": changed, "frames_compared": len(frames) - 1, "force_difference": worst}
 
 
 def main() -> None:
@@ -106,6 +109,7 @@ def main() -> None:
     parser.add_argument("--ranks", type=int, nargs="+", default=[1])
     parser.add_argument("--steps", type=int, default=100)
     parser.add_argument("--warm-up", type=int, default=20)
+    parser.add_argument("--every", type=int, default=0, help="steps between frames that are compared")
     parser.add_argument("--timestep", type=float, default=0.1)
     parser.add_argument("--drift", type=float, default=0.0, help="velocity of all atoms along z, in angstrom per ps")
     parser.add_argument("--limit", type=float, default=300.0)
@@ -134,8 +138,7 @@ def main() -> None:
         row["device"] = torch.cuda.get_device_name() if given.device.startswith("cuda") else given.device
         row |= {"torch": torch.__version__, "dtype": given.dtype, "timestep_fs": given.timestep, "steps": given.steps}
         try:
-            moved, forces, others = last_frame(folder / f"{len(atoms)} on {ranks}", atoms)
-            row |= {"atoms_that_changed_rank": others, "force_difference": difference(model, moved, forces)}
+            row |= compare(model, folder / f"{len(atoms)} on {ranks}", atoms)
         except torch.OutOfMemoryError as error:
             row["force_difference"] = str(error)[:80]
         rows.append(row)
