@@ -23,7 +23,7 @@ if "PYTEST_XDIST_WORKER" in os.environ:
     os.environ.setdefault("OMP_NUM_THREADS", "1")
 
 from browser import browser, visit
-from covering import leave_others_to_slow
+from covering import leave_others_to_slow, outside
 from processor_time import pytest_runtest_makereport, pytest_runtest_protocol, pytest_terminal_summary
 
 import kernelgen.compat  # noqa: F401  (before a test imports e3nn: 0.4 loads only so with a recent torch)
@@ -47,14 +47,16 @@ def pytest_configure(config: pytest.Config) -> None:
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
-    help_ = "of the cases beyond those that cover, every N-th from the K-th (default: 0/1, all)"
-    parser.addoption("--others", default="0/1", metavar="K/N", help=help_)
+    for option, what in (("--others", "the cases beyond those that cover"), ("--slow", "the tests marked slow")):
+        help_ = f"of {what}, every N-th from the K-th (default: 0/1, all)"
+        parser.addoption(option, default="0/1", metavar="K/N", help=help_)
 
 
 @pytest.hookimpl(tryfirst=True)  # before -m selects
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    first, _, step = config.getoption("--others").partition("/")
-    left_out = set(leave_others_to_slow(items, (int(first), int(step))))
+    slow = [item for item in items if item.get_closest_marker("slow")]
+    others = leave_others_to_slow(items)
+    left_out = {*outside(config.getoption("--slow"), slow), *outside(config.getoption("--others"), others)}
     config.hook.pytest_deselected(items=list(left_out))
     items[:] = [item for item in items if item not in left_out]
     # The longest first: at the end no process waits for another's. Files stay whole, for they share what they made.

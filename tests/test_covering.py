@@ -9,7 +9,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
-from covering import cover, leave_others_to_slow
+from covering import cover, leave_others_to_slow, outside
 
 
 def test_each_pair_is_there_with_far_fewer_cases() -> None:
@@ -39,18 +39,15 @@ class FakeCase:
 
 
 def test_shares_of_the_others_add_up_to_all_of_them() -> None:
-    def cases() -> list[Any]:
-        return [
-            FakeCase(f"{test}[{a}-{b}]", SimpleNamespace(params={"a": a, "b": b}))
-            for test, a, b in itertools.product(("first", "second"), range(5), range(3))
-        ]
-
-    left_out = [leave_others_to_slow(cases(), (share, 4)) for share in range(4, 8)]
-    counts = Counter(case.nodeid for part in left_out for case in part)
-    assert set(counts.values()) == {3}, "each is in one share of four"
-    whole = cases()
-    assert leave_others_to_slow(whole) == [] and len(counts) == 30 - 2 * 5
-    assert counts.keys() == {case.nodeid for case in whole if "slow" in case.marks}
+    cases: list[Any] = [
+        FakeCase(f"{test}[{a}-{b}]", SimpleNamespace(params={"a": a, "b": b}))
+        for test, a, b in itertools.product(("first", "second"), range(5), range(3))
+    ]
+    others = leave_others_to_slow(cases)
+    assert others == [case for case in cases if "slow" in case.marks] and len(others) == 30 - 2 * 5
+    counts = Counter(case.nodeid for share in range(4, 8) for case in outside(f"{share}/4", others))
+    assert counts == {case.nodeid: 3 for case in others}, "each is in one share of four"
+    assert outside("0/1", others) == []
 
 
 def test_a_case_for_a_gpu_stands_for_no_other() -> None:

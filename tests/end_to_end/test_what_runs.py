@@ -19,11 +19,13 @@ def test_ci_runs_what_make_test_leaves_out() -> None:
     (recipe,) = re.findall(r"^test:.*\n\t(.*)", (ROOT / "Makefile").read_text(), re.M)
     assert re.findall(r"-m (\"[^\"]*\"|\w+)", recipe.partition("pytest")[2]) == ['"not slow"']
     assert recipe.endswith('-m "not slow" $(ARGS)'), "ARGS comes last, so its -m is the one that holds"
-    assert {"export OTHERS=$commits/8", """step make test ARGS="-m '' --others $OTHERS\""""} <= {*steps()}, (
-        "CI runs all within eight commits"
+    all_tests = """step make test ARGS="-m '' --slow $commits/2 --others $OTHERS\""""
+    assert {"export OTHERS=$commits/8", all_tests} <= {*steps()}, "CI runs all within eight commits"
+    text = " ".join(steps())
+    assert "packages=(mace nequip sevennet) export SLOW=${packages[commits % ${#packages[@]}]}" in text, (
+        "slow tests of each package run within three commits"
     )
-    turns = ("packages=(mace nequip sevennet)", "export SLOW=${packages[commits % ${#packages[@]}]}")
-    assert {*turns} <= {*steps()}, "slow tests of each package run within three commits"
+    assert "step .ci/models nequip sevennet && step make tune" in text and "step .ci/models mace end" in text
 
 
 def test_ci_begins_with_an_empty_cache() -> None:

@@ -4,7 +4,7 @@ covering(0): one case stays. covering(1): each value of each parameter is in som
 of two parameters is. Few faults need three at once; those that do are for the full product, which ``-m slow`` runs
 (D. R. Kuhn, D. R. Wallace and A. M. Gallo, "Software fault interactions", IEEE Trans. Softw. Eng. 30, 2004).
 ``--others K/N`` runs every N-th of these, from the K-th: so CI comes to all of them within N commits. Cases marked
-``gpu`` stand outside: they run elsewhere.
+``gpu`` stand outside: they run elsewhere. ``--slow K/N`` does the same with tests that are marked ``slow`` themselves.
 """
 
 from __future__ import annotations
@@ -16,11 +16,8 @@ from collections.abc import Hashable, Iterable, Mapping, Sequence
 import pytest
 
 
-def leave_others_to_slow(items: Iterable[pytest.Item], share: tuple[int, int] = (0, 1)) -> list[pytest.Item]:
-    """Mark the cases that add nothing to the cover of their test; those outside of a share are returned.
-
-    share: (k, n), of every n-th of them from the k-th.
-    """
+def leave_others_to_slow(items: Iterable[pytest.Item]) -> list[pytest.Item]:
+    """Mark the cases that add nothing to the cover of their test, and return them."""
     tests = defaultdict(list)
     others = []
     for item in items:
@@ -33,8 +30,13 @@ def leave_others_to_slow(items: Iterable[pytest.Item], share: tuple[int, int] = 
             if number not in kept:
                 case.add_marker(pytest.mark.slow)
                 others.append(case)
-    first, step = share
-    return [case for number, case in enumerate(others) if number % step != first % step]
+    return others
+
+
+def outside(share: str, items: Iterable[pytest.Item]) -> list[pytest.Item]:
+    """Those that a share of them leaves out. share: ``K/N``, every N-th from the K-th."""
+    first, step = map(int, share.split("/"))
+    return [item for number, item in enumerate(items) if number % step != first % step]
 
 
 def _values(case: pytest.Item) -> dict[str, Hashable]:
