@@ -7,6 +7,7 @@ their names.
 
 from __future__ import annotations
 
+import argparse
 import warnings
 from collections.abc import Iterator
 from os import PathLike
@@ -122,6 +123,18 @@ def accelerate(
     LOG.info("%s: %s", name, done.line)
     LOG.debug("%s", done)
     return done
+
+
+def take_options(arguments: list[str]) -> dict[str, str]:
+    """``precision`` and ``memory`` of a package's training command, as ``--equitune-precision tf32``.
+
+    They are taken out of the arguments, which are then the package's own. Ends the program at an unknown value.
+    """
+    parser = argparse.ArgumentParser(add_help=False, allow_abbrev=False, argument_default=argparse.SUPPRESS)
+    parser.add_argument("--equitune-precision", dest="precision", choices=PRECISIONS)
+    parser.add_argument("--equitune-memory", dest="memory", choices=MEMORIES)
+    options, arguments[:] = parser.parse_known_args(arguments)
+    return vars(options)
 
 
 def _checked(precision: str, memory: str, *old: str | None) -> tuple[str, str]:

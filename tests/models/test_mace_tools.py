@@ -188,7 +188,7 @@ TRAINING: dict[str, object] = {
 }
 
 
-def train(folder: Path, module: str) -> tuple[list[dict[str, Any]], Path]:
+def train(folder: Path, module: str, *more: str) -> tuple[list[dict[str, Any]], Path]:
     """What MACE logs of two epochs, and the model that it saves."""
     atoms = imidazole()
     generator = np.random.default_rng(0)
@@ -202,7 +202,7 @@ def train(folder: Path, module: str) -> tuple[list[dict[str, Any]], Path]:
     folder.mkdir()
     ase.io.write(folder / "train.xyz", frames)
     options = TRAINING | {"train_file": "train.xyz", "E0s": "{1: -1.0, 6: 0.0, 7: 1.0}"}
-    arguments = ["--ema", *(f"--{name}={value}" for name, value in options.items())]
+    arguments = ["--ema", *(f"--{name}={value}" for name, value in options.items()), *more]
     command = [sys.executable, "-W", "ignore", "-m", module, *arguments]
     environment = os.environ | {"PYTHONPATH": str(ROOT)}
     done = subprocess.run(command, cwd=folder, env=environment, capture_output=True, text=True)
@@ -213,11 +213,10 @@ def train(folder: Path, module: str) -> tuple[list[dict[str, Any]], Path]:
 
 def test_the_training_command_gives_stocks_losses_and_saves_a_stock_model(tmp_path: Path) -> None:
     wanted, stock = train(tmp_path / "stock", "mace.cli.run_train")
-    found, saved = train(tmp_path / "fast", "autotune.models.mace.train")
-    logged = (tmp_path / "fast" / "logs").glob("*.log")
-    assert "2 of 2 convolutions, 2 of 2 symmetric contractions, 2 of 2 tensor products" in "".join(
-        path.read_text() for path in logged
-    )
+    found, saved = train(tmp_path / "fast", "autotune.models.mace.train", "--equitune-precision=tf32")
+    logged = "".join(path.read_text() for path in (tmp_path / "fast" / "logs").glob("*.log"))
+    assert "2 of 2 convolutions, 2 of 2 symmetric contractions, 2 of 2 tensor products" in logged
+    assert "tf32 means nothing for a model in float64" in logged
     losses = [[line["loss"] for line in lines if "loss" in line] for lines in (found, wanted)]
     assert len(losses[0]) >= 6
     assert_equal([np.array(losses[0])], [np.array(losses[1])], 1e-8)

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import copy
+import sys
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -25,6 +27,7 @@ from sevennet_cases import CASE
 from torch_geometric.loader import DataLoader
 
 from autotune.models.accelerate import accelerate
+from autotune.models.sevennet import train
 from autotune.models.sevennet.use import SevenNetCalculator
 from autotune.models.whole_model import open_model
 from kernelgen.errors import InputError, UnsupportedError
@@ -81,6 +84,23 @@ def test_another_acceleration_beside_equitune_is_refused(name: str, monkeypatch:
     monkeypatch.setenv(f"SEVENNET_{name.upper()}", "1")
     with pytest.raises(InputError, match=name):
         SevenNetCalculator(model, file_type="model_instance", device="cpu")
+
+
+def test_the_training_command_accelerates_what_it_builds(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Up to the model: SevenNet's part, which trains it, gets its own arguments alone."""
+    held = []
+
+    def sevenn() -> None:
+        assert sys.argv[1:] == ["train", "input.yaml"]
+        held.append(train.train.build_E3_equivariant_model(CASE.configuration(imidazole())))
+
+    monkeypatch.setattr(train.sevenn, "main", sevenn)
+    monkeypatch.setattr(train.train, "build_E3_equivariant_model", build_E3_equivariant_model)
+    monkeypatch.setattr(train, "Logger", lambda: SimpleNamespace(writeline=held.append))
+    monkeypatch.setattr(sys, "argv", ["train.py", "train", "--equitune-precision=tf32", "input.yaml"])
+    train.main()
+    said, model = held
+    assert model_cases.fused(model) == 3 and "3 of 3 convolutions" in said and "tf32 means nothing without" in said
 
 
 def test_an_epoch_of_its_trainer_loses_the_same() -> None:

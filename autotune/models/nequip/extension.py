@@ -24,16 +24,23 @@ _HOME = "nequip.model.modify_utils"
 _OPERATORS = "kernelgen"
 
 
-def enable_equitune(model: torch.nn.Module, strict: bool | None = None, deterministic: bool = False) -> torch.nn.Module:
+def enable_equitune(
+    model: torch.nn.Module,
+    strict: bool | None = None,
+    deterministic: bool = False,
+    precision: str = "float32",
+    memory: str = "auto",
+) -> torch.nn.Module:
     """Enable Equitune's kernels for tensor products, convolutions and spherical harmonics, on CPUs and NVIDIA GPUs.
 
     For training (eager and ``compile_mode: compile``), for inference in Python, and for ``nequip-compile --mode
     aotinductor``: NequIP imports the operators before it loads such a file, and a C++ program loads Equitune's library
-    and a pack of the file. ``strict`` and ``deterministic`` are those of ``autotune.accelerate``.
+    and a pack of the file. The options are those of ``autotune.accelerate``.
     """
     from autotune.models.accelerate import accelerate
 
-    accelerate(model, strict=strict, deterministic=deterministic).warn_without_convolutions()
+    options: dict[str, Any] = {"strict": strict, "deterministic": deterministic}
+    accelerate(model, precision=precision, memory=memory, **options).warn_without_convolutions()
     # NequIP looks for such names in what the model wraps, and writes them into compiled files.
     for inner in model.children():
         inner._nequip_custom_ops_libs = (*getattr(inner, "_nequip_custom_ops_libs", ()), _OPERATORS)  # type: ignore[assignment]
