@@ -215,6 +215,7 @@ TESTS: dict[str, tuple[str, ...]] = {
                 "it_is_the_same_every_time_and_for_every_size_near_a_recorded_one",
                 "the_reason_says_what_it_costs_and_where_that_is_from",
                 "a_schedule_that_failed_here_is_passed_over",
+                "a_kept_choice_is_believed_if_its_times_are_times",
                 "an_unreadable_table_is_ignored_with_a_warning",
                 "trees_ask_one_question_a_level",
                 "features_have_their_names_and_tell_knobs_apart",

@@ -54,8 +54,9 @@ class SlowWorker:
 
     now: float = 0.0
     build_s: dict[str, float] = field(default_factory=lambda: {"e3nn": 0.0, "e3nn-compiled": 90.0})
-    # Contenders whose samples fail, and what was asked of each.
+    # Contenders of which one method fails, and what was asked of each.
     broken: tuple[str, ...] = ()
+    failing: Any = None
     asked: list[tuple[str, str]] = field(default_factory=list)
 
     def reopen(self, setting: Any) -> None:
@@ -66,7 +67,7 @@ class SlowWorker:
             return self.build_s
         self.now += {"prepare_ours": 4.0, "prepare_peer": 4.0, "warm_up": 1.0}.get(method.__name__, 0.0)
         self.asked.append((method.__name__, given[0] if given else ""))
-        if method is ComparisonSession.sample and given[0] in self.broken:
+        if method is self.failing and given[0] in self.broken:
             return Answer(error="its numbers are gone")
         return Answer(seconds=1e-3, sample_us=1e3)
 
@@ -109,11 +110,14 @@ def test_what_is_known_to_fail_is_asked_for_nothing(monkeypatch: pytest.MonkeyPa
     assert "e3nn-compiled" in {name for _, name in worker.asked} and "e3nn" not in {name for _, name in worker.asked}
 
 
-def test_a_contender_whose_sample_fails_has_that_error_and_is_sampled_no_more(monkeypatch: pytest.MonkeyPatch) -> None:
-    worker = SlowWorker(broken=("e3nn", "candidate 1"))
+@pytest.mark.parametrize(("failing", "samples"), [(ComparisonSession.sample, 1), (ComparisonSession.warm_up, 0)])
+def test_a_contender_that_fails_has_that_error_and_is_sampled_no_more(
+    failing: Any, samples: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    worker = SlowWorker(broken=("e3nn", "candidate 1"), failing=failing)
     failed = left_out(None, monkeypatch, worker)
     assert failed == dict.fromkeys(worker.broken, "its numbers are gone")
-    assert [worker.asked.count(("sample", name)) for name in worker.broken] == [1, 1]
+    assert [worker.asked.count(("sample", name)) for name in worker.broken] == [samples] * 2
 
 
 @pytest.mark.parametrize(("slow_us", "rows"), [(29.0, comparing.HOST_ROWS), (31.0, comparing.HOST_ROWS_OF_SLOW)])
