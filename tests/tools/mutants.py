@@ -129,6 +129,7 @@ _HARMONICS = (
 _RADIAL = (
     _EMIT + "test_radial_kernel.py::test_lane_by_lane",
     _EMIT + "test_radial_kernel.py::test_what_has_no_such_kernel",
+    _EMIT + "test_warpgroup_products.py::test_in_tf32_shared_memory_has_one_half_of_each_value",
     _EMIT + "test_coupled_cotangents.py::test_which_paths_are_coupled",
     _EMIT + "test_coupled_cotangents.py::test_all_groups_stage_fewer_edges_where_one_has_no_room",
     _EMIT + "test_whole_rows.py::test_the_matrix_is_loaded_at_once_if_it_fits_into_registers",

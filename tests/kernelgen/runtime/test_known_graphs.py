@@ -111,6 +111,17 @@ def test_a_graph_that_was_seen_is_found_again_and_no_new_one_is_kept() -> None:
     assert graphs.seen(sender, receiver) is None and len(graphs) == 1
 
 
+def test_a_subclass_may_answer_otherwise_each_time_so_its_graph_is_not_kept() -> None:
+    class Other(torch.Tensor):
+        pass
+
+    graphs = KnownGraphs()
+    sender, receiver = random_graph(40, 7, 7)
+    assert graphs.find(sender.as_subclass(Other), receiver) is None
+    assert graphs.find(sender, receiver.as_subclass(Other)) is None
+    assert graphs.find(sender, receiver) is not None
+
+
 def test_facts_of_one_graph_do_not_pile_up(ordered: list[int]) -> None:
     graphs = KnownGraphs()
     sender, receiver = random_graph(10, 4, 4)
