@@ -20,18 +20,17 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from autotune.bench.rows import DEFAULT, OURS
 from autotune.errors import ConfigError, PeerError, unknown_name
 from autotune.models.capture import capture, capture_training
 from autotune.models.package import Package, dtype_of
 from autotune.models.stand_ins import CONVOLUTIONS, KIND_NAMES
 from autotune.models.whole_model import PACKAGES, WholeModel
-from autotune.text import CAPTURED, FUSED, STREAMED, TF32, path_and_form
+from autotune.text import CAPTURED, DEFAULT, FUSED, STOCK, STREAMED, TF32, TUNED, path_and_form
 
 if TYPE_CHECKING:
     from autotune.models.capture import CapturedTraining
 
-STOCK, SYMMETRIX = "stock", "symmetrix"
+SYMMETRIX = "symmetrix"
 # The module of each peer, and what to install for it.
 _PEERS = {
     "cuequivariance": ("cuequivariance_torch", "equitune[peers-gpu]"),
@@ -39,7 +38,7 @@ _PEERS = {
     "flashtp": ("flashTP_e3nn", "flashTP, from its repository"),
     "triton": ("triton", "triton"),
 }
-_JOINT = f"{OURS}+"
+_JOINT = f"{TUNED}+"
 _CAPTURED = "captured"
 _WITHOUT_KERNEL = ("Linear", "FullyConnectedTensorProduct")
 # Peers that choose kernels during their first calls get so many before they are timed; others settle in a few.
@@ -51,7 +50,7 @@ def contenders_of(package: Package) -> tuple[str, ...]:
     together = (_JOINT + peer for peer in package.joined)
     others = (STOCK, *package.peers)
     return (
-        OURS,
+        TUNED,
         *((CAPTURED,) if package.captured else ()),
         STREAMED,
         FUSED,
@@ -96,7 +95,7 @@ def build(contender: str, model: WholeModel) -> tuple[WholeModel, str]:
         if form == _CAPTURED:
             return captured_form(eager), said
         return eager.with_module(model.package.in_compiled_form(eager.module, form, model.device)), said
-    if contender in (OURS, DEFAULT):
+    if contender in (TUNED, DEFAULT):
         return model, _accelerated(model.module, KIND_NAMES)
     if contender in (STREAMED, FUSED):
         return model, _with_weights_inside(contender, model)

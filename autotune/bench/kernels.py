@@ -25,12 +25,10 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from autotune.bench.rows import (
-    DEFAULT,
-    OURS,
     Row,
+    SuiteRow,
     identity_of,
     lost_peers,
-    row_name,
     seconds_text,
     store_rows,
     stored_rows,
@@ -57,7 +55,7 @@ from autotune.errors import ConfigError, WorkerError
 from autotune.measure.kinds import measured_kind, new_graph, order_ms, space_of
 from autotune.measure.timing import require_energy
 from autotune.measure.worker import START_LIMIT_S, Worker, on_each
-from autotune.text import NOT_COMPARED, counted
+from autotune.text import DEFAULT, NOT_COMPARED, TUNED, counted
 from autotune.workload.config import TuneConfig, by_problem, find_problem, load_config, load_graphs
 from autotune.workload.graphs import GraphSpec, build_graph
 from autotune.workload.known_kinds import CONVOLUTIONS, kernel_kind
@@ -267,7 +265,7 @@ class _Run:
         kept = store_rows(self.folder, self.facts, rows)
         for row, stored in zip(rows, kept, strict=True):
             for name, reason in lost_peers(stored, row).items():
-                self.say(f"{row_name(row)}: {name} failed and has a time in the stored row, which stays: {reason}")
+                self.say(f"{SuiteRow(row).name}: {name} failed and has a time in the stored row, which stays: {reason}")
         return kept
 
     def _step(self, plan: Plan, text: str) -> None:
@@ -312,10 +310,10 @@ class _Run:
             row.get("software") == software
             and row.get("schedules") == json.loads(json.dumps(plan.schedules_in(which)))
             and row.get("graph") == {"name": graph.name, "edges": graph.num_edges, "nodes": graph.num_nodes}
-            and {OURS, DEFAULT} | peers <= set(times)
+            and {TUNED, DEFAULT} | peers <= set(times)
             and all(known.get(name, code) == code for name, code in codes.items())
             and not any(times[name].get("error", "").startswith(NOT_COMPARED) for name in peers)
-            and not any("error" in times[name] for name in (OURS, DEFAULT))
+            and not any("error" in times[name] for name in (TUNED, DEFAULT))
             and (not self.energy or "joules" in row)
             # Another generator version may make the same kernels.
             and (row.get("generator") == GENERATOR_VERSION or row.get("sources") == sources_of(plan, which, self.facts))
@@ -422,7 +420,7 @@ def plan_of(workload: Workload, passes: tuple[str, ...] | None, facts: DeviceFac
             found = Finder(workload.spec(direction, facts), strict=False).find(graph_class)
             tuned[direction], origins[direction], entry = found.schedule, found.origin, found.entry
         objectives |= {direction: entry.objective} if entry is not None and entry.by else {}
-    return Plan(workload, passes, {OURS: tuned, DEFAULT: default}, origins, objectives)
+    return Plan(workload, passes, {TUNED: tuned, DEFAULT: default}, origins, objectives)
 
 
 def row_of(plan: Plan, which: str, comparison: ComparisonResult, software: dict[str, str], facts: DeviceFacts) -> Row:
@@ -655,7 +653,7 @@ class _Orders:
         timed = {name for row in rows for name, result in row["times"].items() if "error" not in result}
         peers = {adapter.name: adapter.order for adapter in ADAPTERS if workload.operation in adapter.operations}
         found = {name: self._time(workload, name, order) for name, order in peers.items() if name in timed}
-        for name in timed & {OURS, DEFAULT}:
+        for name in timed & {TUNED, DEFAULT}:
             read = workload.kind.read
             schedules = {key: read(knobs) for row in rows for key, knobs in row["schedules"][name].items()}
             operator = measured_kind(workload.operation).build(workload, schedules, self.device)

@@ -31,13 +31,12 @@ from autotune.bench.contenders import (
     require_usable,
     warm_up_calls,
 )
-from autotune.bench.rows import DEFAULT
 from autotune.errors import PeerError
 from autotune.measure.timing import joules_a_call, synchronize
 from autotune.models.package import Outputs, Package
 from autotune.models.step import PATIENCE
 from autotune.models.whole_model import WholeModel, find_atoms, open_model
-from autotune.text import is_ours, precision_of
+from autotune.text import DEFAULT, is_ours, precision_of
 
 if TYPE_CHECKING:
     from ase import Atoms

@@ -23,13 +23,14 @@ from typing import TYPE_CHECKING, Any, Concatenate
 import torch
 
 from autotune.bench import session as measuring
-from autotune.bench.contenders import STOCK, SYMMETRIX, CapturedForm, chosen, contenders_of
+from autotune.bench.contenders import SYMMETRIX, CapturedForm, chosen, contenders_of
 from autotune.bench.model_rows import (
+    LARGEST,
+    ModelRow,
     Row,
     aligned,
     identity_of,
     is_current,
-    is_of_one_run,
     row_lines,
     signed,
     store_rows,
@@ -38,7 +39,6 @@ from autotune.bench.model_rows import (
     what_a_row_depends_on,
     what_ours_depend_on,
 )
-from autotune.bench.rows import DEFAULT
 from autotune.bench.session import (
     PASSES,
     REFERENCE,
@@ -58,7 +58,9 @@ from autotune.measure.worker import Worker
 from autotune.models.package import Package
 from autotune.models.whole_model import PACKAGES, RATTLED, find_atoms, open_model, package_named, published_models
 from autotune.text import (
+    DEFAULT,
     MISSING,
+    STOCK,
     TF32,
     TUNED,
     contender_name,
@@ -174,7 +176,7 @@ def _plan(model: str, structures: Sequence[str], request: Request, folder: Path,
                 plan.kept[structure, which] = row
                 cells = row["contenders"]
                 missing = tuple(one for one in wanted if one not in cells or not is_current(one, cells[one], facts))
-                if not request.contenders and (missing or not is_of_one_run(row)):
+                if not request.contenders and (missing or not ModelRow(row).of_one_run):
                     missing = wanted
             else:
                 missing = wanted
@@ -492,7 +494,7 @@ def _empty_row(model: str, request: LargestRequest) -> Row:
     command = f"equitune bench largest --model {model}"
     command += f" --dtype {request.dtype}" if request.dtype != "float32" else ""
     command += f" --most-atoms {request.most_atoms}" if request.most_atoms is not None else ""
-    identity = {"model": model, "structure": STRUCTURE, "pass": PASS, "dtype": request.dtype}
+    identity = {"model": model, "structure": STRUCTURE, "pass": LARGEST, "dtype": request.dtype}
     return identity | {"atoms": None, "edges": None, "command": command, "contenders": {}}
 
 
@@ -558,13 +560,8 @@ class _Run:
 # where those of times are: contenders took different numbers of atoms, so their times must not be compared. The row's
 # own numbers of atoms and edges are the largest of all.
 
-PASS, STRUCTURE = "largest", "diamond"
+STRUCTURE = "diamond"
 StoredCell = Mapping[str, Any]
-
-
-def is_largest(row: Mapping[str, Any]) -> bool:
-    """Whether a stored row of models is one of these."""
-    return row.get("pass") == PASS
 
 
 def stopped(cell: StoredCell) -> bool:

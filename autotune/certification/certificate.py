@@ -28,8 +28,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from autotune.bench.contenders import STOCK, build, contenders_of, require_usable
-from autotune.bench.rows import OURS
+from autotune.bench.contenders import build, contenders_of, require_usable
 from autotune.bench.session import text_of
 from autotune.certification import checks
 from autotune.certification import observations as asked
@@ -43,7 +42,7 @@ from autotune.errors import ConfigError, WorkerError, unknown_name
 from autotune.measure.worker import Worker
 from autotune.models.package import dtype_of
 from autotune.models.whole_model import DTYPES, WholeModel, open_made, open_model
-from autotune.text import CAPTURED, TF32, precision_of
+from autotune.text import CAPTURED, STOCK, TF32, TUNED, precision_of
 from autotune.workload.toml_tables import parse_duration
 from kernelgen.device import device_facts
 from kernelgen.errors import EquituneError, InputError
@@ -166,7 +165,7 @@ def _built(path: str, stock: WholeModel) -> tuple[WholeModel, str]:
     if path == CAPTURED and torch.device(stock.device).type == "cpu":
         from autotune.models.capture import capture
 
-        model, note = build(OURS, stock)
+        model, note = build(TUNED, stock)
         return model.with_module(capture(model.module)), f"{note}; padded inputs, no graph on a CPU"
     return build(path, stock)
 
@@ -652,7 +651,7 @@ def _chosen(opened: Mapping[str, Any], named: Sequence[str], own: Mapping[str, B
     for name in named:
         if name not in known and name not in own:
             raise ConfigError(unknown_name("path", name, [*known, *_SHORT]))
-    usual = [OURS, *([CAPTURED] if opened["captured"] else []), *opened["peers"]]
+    usual = [TUNED, *([CAPTURED] if opened["captured"] else []), *opened["peers"]]
     return tuple(name for name in dict.fromkeys(named or usual) if name != STOCK)
 
 

@@ -6,9 +6,8 @@ import io
 from collections.abc import Mapping
 from typing import Any
 
-from autotune.bench.contenders import STOCK
 from autotune.certification.checks import CUT, FAIL, REFUSED
-from autotune.text import MISSING, counted
+from autotune.text import MISSING, STOCK, counted
 
 
 def table_of(record: Mapping[str, Any]) -> str:

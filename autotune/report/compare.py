@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from autotune.bench.rows import identity_of
+from autotune.bench.rows import SuiteRow, identity_of, mapping
 from autotune.database.store import is_slug
 from autotune.errors import ReportError
 from autotune.measure.timing import (
@@ -32,8 +32,8 @@ from autotune.report.charts import Strips, ratio_dots, strips
 from autotune.report.devices import PASSES
 from autotune.report.kernels import by
 from autotune.report.render import Page, Section, render
-from autotune.report.rows import SuiteRow, mapping, met, plain_names, rows_text, value_text
-from autotune.text import MISSING, TUNED, direction_name, floored_ratio, geometric_mean, is_ours
+from autotune.report.rows import met, plain_names, value_text
+from autotune.text import MISSING, TUNED, counted, direction_name, floored_ratio, geometric_mean, is_ours
 from kernelgen.errors import cause_of
 from kernelgen.files import parse_json
 
@@ -266,8 +266,10 @@ def sentence(data: Comparison) -> str:
     mean = geometric_mean(judged.ratio for _, judged in data.ours())
     end = "" if math.isnan(mean) else f" Geometric mean speed-up of the tuned kernels: {floored_ratio(mean)}."
     kept = sum(judged.reason == ONE_MEASUREMENT for _, judged in data.ours())
-    end += f" {rows_text(kept)} are in both records but were measured once." if kept else ""
-    return f"Of {rows_text(len(data.pairs))} in both records, {data.sides[1]} against {data.sides[0]}: {told}.{end}"
+    end += f" {counted(kept, 'row')} are in both records but were measured once." if kept else ""
+    return (
+        f"Of {counted(len(data.pairs), 'row')} in both records, {data.sides[1]} against {data.sides[0]}: {told}.{end}"
+    )
 
 
 def verdict_lines(data: Comparison) -> Iterator[str]:

@@ -9,17 +9,11 @@ from typing import Any
 
 import pandas as pd
 
+from autotune.bench.model_rows import ModelRow, model_rows
+from autotune.bench.rows import SuiteRow, mapping, number, sample_times
 from autotune.database.trials import SUFFIX, read_device
 from autotune.errors import ReportError
-from autotune.report.rows import (
-    ModelRow,
-    SuiteRow,
-    entry_row,
-    mapping,
-    model_rows,
-    number,
-    sample_times,
-)
+from autotune.report.rows import entry_row
 from kernelgen.errors import cause_of
 from kernelgen.files import parse_json
 

@@ -12,18 +12,10 @@ from typing import Any
 
 from markupsafe import Markup
 
+from autotune.bench.rows import SuiteRow, mapping
 from autotune.report import charts
 from autotune.report.devices import PASSES, DeviceData
-from autotune.report.rows import (
-    GROUPS,
-    Knob,
-    SuiteRow,
-    knob_names,
-    knobs,
-    mapping,
-    plain_names,
-    prices,
-)
+from autotune.report.rows import GROUPS, Knob, knob_names, knobs, plain_names, prices
 from autotune.report.sources import SourceLine, Sources
 from autotune.text import DEFAULT, TUNED, bytes_text, direction_name, geometric_mean
 from autotune.workload.known_kinds import RADIAL

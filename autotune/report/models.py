@@ -7,10 +7,11 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from autotune.bench.model_rows import ModelRow
+from autotune.bench.rows import mapping, number
 from autotune.bench.whole_models import atoms_of, largest_other, why_ended
 from autotune.report.charts import COLOURS
 from autotune.report.picker import Bar, Choice, Command, Picker
-from autotune.report.rows import ModelRow, mapping, number, rows_text
 from autotune.text import (
     CAPTURED,
     DEFAULT,
@@ -19,6 +20,7 @@ from autotune.text import (
     TUNED,
     contender_name,
     count,
+    counted,
     error_text,
     floored_ratio,
     geometric_mean,
@@ -172,7 +174,7 @@ def models_sentence(rows: Sequence[ModelRow], device: str) -> str:
 def _gain(ratios: Sequence[float]) -> str:
     """``2.55× (mean of 49 rows, least 0.89×)``."""
     mean, least = (floored_ratio(of(ratios)) for of in (geometric_mean, min))
-    return f"{mean} (mean of {rows_text(len(ratios))}, least {least})" if len(ratios) > 1 else f"{mean} (one row)"
+    return f"{mean} (mean of {counted(len(ratios), 'row')}, least {least})" if len(ratios) > 1 else f"{mean} (one row)"
 
 
 def joint_sentence(rows: Sequence[ModelRow]) -> str:

@@ -7,12 +7,13 @@ import math
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from typing import Any, NamedTuple
 
+from autotune.bench.rows import SuiteRow, mapping
 from autotune.report import kernels, models, tuning
 from autotune.report.charts import COLOURS
 from autotune.report.devices import PASSES, DeviceData, DeviceRows
 from autotune.report.picker import Bar, Choice, Command, Picker
 from autotune.report.render import Page, Section, render
-from autotune.report.rows import SuiteRow, mapping, met, rows_text
+from autotune.report.rows import met
 from autotune.report.sources import write_sources
 from autotune.text import (
     DEFAULT,
@@ -21,6 +22,7 @@ from autotune.text import (
     bytes_text,
     contender_name,
     count,
+    counted,
     direction_name,
     error_text,
     floored_ratio,
@@ -141,14 +143,14 @@ def kernels_sentence(rows: Sequence[SuiteRow], device: str) -> str:
     judged = [row for row in normal if not math.isnan(row.ratio)]
     if judged:
         mean, least = geometric_mean(row.ratio for row in judged), min(row.ratio for row in judged)
-        text = f"On this {device}, Equitune's kernels are {floored_ratio(mean)} as fast as the fastest peer on the mean of {rows_text(len(judged))}, at least {floored_ratio(least)}"  # noqa: E501
+        text = f"On this {device}, Equitune's kernels are {floored_ratio(mean)} as fast as the fastest peer on the mean of {counted(len(judged), 'row')}, at least {floored_ratio(least)}"  # noqa: E501
         memory = geometric_mean(row.memory(TUNED) / row.memory(row.peer) for row in judged if row.memory(row.peer) > 0)
         return text + ("." if math.isnan(memory) else f", in {ratio_text(memory)} the extra memory.")
     timed = [row for row in normal if not math.isnan(row.default_ratio)]
     if not timed:
         return "No tuned time has been published for this device yet."
     mean, least = geometric_mean(row.default_ratio for row in timed), min(row.default_ratio for row in timed)
-    return f"On this {device}, tuned kernels are {floored_ratio(mean)} as fast as the untuned default on the mean of {rows_text(len(timed))}, at least {floored_ratio(least)}. No peer was timed."  # noqa: E501
+    return f"On this {device}, tuned kernels are {floored_ratio(mean)} as fast as the untuned default on the mean of {counted(len(timed), 'row')}, at least {floored_ratio(least)}. No peer was timed."  # noqa: E501
 
 
 def objectives_sentence(rows: Sequence[SuiteRow]) -> str:
@@ -157,7 +159,7 @@ def objectives_sentence(rows: Sequence[SuiteRow]) -> str:
     if not others:
         return ""
     by = ", ".join(sorted({row.objectives for row in others}))
-    return f" The schedules of {len(others)} of {rows_text(len(rows))} were tuned by {by}, not by time."
+    return f" The schedules of {len(others)} of {counted(len(rows), 'row')} were tuned by {by}, not by time."
 
 
 # The command that measures one row again, filled in.

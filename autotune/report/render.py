@@ -21,7 +21,7 @@ from autotune import text
 from autotune.bench.contenders import shares_text
 from autotune.report.devices import PANELS
 from autotune.report.models import PACKAGES, gains
-from autotune.report.rows import MIN_TRIALS, knob_names, rows_text, value_text
+from autotune.report.rows import MIN_TRIALS, knob_names, value_text
 
 
 class Section(NamedTuple):
@@ -89,6 +89,7 @@ def environment() -> jinja2.Environment:
         "binary": text.binary_text,
         "bytes": text.bytes_text,
         "contender": text.contender_name,
+        "counted": text.counted,
         "direction": text.direction_name,
         "error": text.error_text,
         "floored": text.floored_ratio,
@@ -111,7 +112,7 @@ def environment() -> jinja2.Environment:
     made.tests["nan"] = lambda value: value != value
     names = ("MISSING", "TUNED", "DEFAULT", "STOCK", "JOINT", "CAPTURED")
     made.globals |= {name: getattr(text, name) for name in names} | {"infinity": math.inf}
-    made.globals |= {"PANELS": PANELS, "MIN_TRIALS": MIN_TRIALS, "MODEL_PACKAGES": PACKAGES, "rows_text": rows_text}
+    made.globals |= {"PANELS": PANELS, "MIN_TRIALS": MIN_TRIALS, "MODEL_PACKAGES": PACKAGES}
     made.globals["asset"] = lambda name: Markup(loader.get_source(made, name)[0])
     return made
 

@@ -14,20 +14,18 @@ from typing import Any
 import pandas as pd
 from markupsafe import Markup
 
+from autotune.bench.rows import SuiteRow, mapping, number
 from autotune.measure.timing import SAME, SLOWER, verdict
 from autotune.measure.trial import STATES
 from autotune.report import charts
 from autotune.report.devices import PANELS, DeviceData
 from autotune.report.rows import (
     Knob,
-    SuiteRow,
     contenders,
     knob_importances,
     knob_names,
     knobs,
-    mapping,
     measured,
-    number,
     plain_names,
     searched_knobs,
 )

@@ -13,12 +13,12 @@ import pytest
 from browser import CONTRAST, column, heads, needs_chromium, open_all, table_of
 from report_samples import Page, measured_row, write_suite
 
+from autotune.bench.rows import SuiteRow
 from autotune.cli.commands import main
 from autotune.errors import ReportError
 from autotune.measure.timing import ratio_interval
 from autotune.report import write_comparison
 from autotune.report.compare import Comparison, compare, load_record, sentence
-from autotune.report.rows import SuiteRow
 
 GRAPHS = ("molecule", "carbon", "water", "protein")
 Rows = list[dict[str, Any]]

@@ -16,6 +16,8 @@ from model_samples import all_rows, figures, model_row, write_models
 from places import ROOT
 from report_samples import DEVICE, SLUG, Page, page_of, suite_row, write_results, write_suite
 
+from autotune.bench.model_rows import NOTHING_TUNED, ModelRow, model_rows
+from autotune.bench.rows import SuiteRow
 from autotune.report import models, write_reports
 from autotune.report import page as kernels
 from autotune.report.devices import DeviceRows, load_device
@@ -25,7 +27,6 @@ from autotune.report.page import config_lines, kernel_command, shipped
 from autotune.report.picker import Choice
 from autotune.report.render import Page as Rendered
 from autotune.report.render import environment, render
-from autotune.report.rows import NOTHING_TUNED, ModelRow, SuiteRow, model_rows
 from autotune.report.sources import Sources
 from autotune.text import floored_ratio
 from autotune.workload.config import load_config

@@ -22,10 +22,11 @@ from report_samples import (
     write_suite,
 )
 
+from autotune.bench.rows import SuiteRow
 from autotune.report.devices import load_device
 from autotune.report.kernels import kernels
 from autotune.report.render import environment
-from autotune.report.rows import SuiteRow, prices
+from autotune.report.rows import prices
 from autotune.report.sources import Sources
 from autotune.report.tuning import Trials, sampler_name, trials_of
 from autotune.text import floored_ratio
