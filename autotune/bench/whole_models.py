@@ -62,11 +62,10 @@ from autotune.text import (
     MISSING,
     STOCK,
     TF32,
-    TUNED,
-    contender_name,
     count,
     is_ours,
     path_and_form,
+    path_name,
     ratio_text,
     time_text,
 )
@@ -602,7 +601,7 @@ def table_lines(rows: Sequence[Mapping[str, Any]]) -> list[str]:
 
 def _line(row: Mapping[str, Any], name: str) -> tuple[str, ...]:
     cell = row["contenders"][name]
-    head = (row["model"], row["dtype"], "Equitune" if name == TUNED else contender_name(name))
+    head = (row["model"], row["dtype"], path_name(name))
     if not atoms_of(cell):
         return (*head, *[MISSING] * 5, why_ended(cell))
     found, other = cell["largest"], largest_other(row["contenders"])

@@ -98,7 +98,7 @@ def environment() -> jinja2.Environment:
         "knob_names": knob_names,
         "joules": text.joules_text,
         "mean": text.geometric_mean,
-        "path": lambda name: {text.TUNED: "Equitune", text.STOCK: "stock"}.get(name, text.contender_name(name)),
+        "path": text.path_name,
         "percent": lambda share: text.MISSING if math.isnan(share) else f"{share:.0%}",
         "ratio": text.ratio_text,
         "shares": shares_text,
