@@ -8,7 +8,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from statistics import median
-from typing import Any
+from typing import Any, TypeVar
 
 from markupsafe import Markup
 
@@ -20,10 +20,12 @@ from autotune.report.sources import SourceLine, Sources
 from autotune.text import DEFAULT, TUNED, bytes_text, direction_name, geometric_mean
 from autotune.workload.known_kinds import RADIAL
 
+Row = TypeVar("Row")
 
-def by(rows: Iterable[SuiteRow], key: str, usual: Iterable[str]) -> dict[str, list[SuiteRow]]:
+
+def by(rows: Iterable[Row], key: str, usual: Iterable[str]) -> dict[str, list[Row]]:
     """Rows by an attribute; its ``usual`` values come first, in their order."""
-    met: dict[str, list[SuiteRow]] = {}
+    met: dict[str, list[Row]] = {}
     for row in rows:
         met.setdefault(getattr(row, key), []).append(row)
     return {value: met[value] for value in dict.fromkeys((*usual, *sorted(met))) if value in met}
