@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from statistics import median
@@ -15,7 +15,7 @@ from markupsafe import Markup
 from autotune.bench.rows import SuiteRow, mapping
 from autotune.report import charts
 from autotune.report.devices import PASSES, DeviceData
-from autotune.report.rows import GROUPS, Knob, knob_names, knobs, plain_names, prices
+from autotune.report.rows import GROUPS, Knob, knob_names, knobs
 from autotune.report.sources import SourceLine, Sources
 from autotune.text import DEFAULT, TUNED, bytes_text, direction_name, geometric_mean
 from autotune.workload.known_kinds import RADIAL
@@ -34,51 +34,62 @@ def by(rows: Iterable[Row], key: str, usual: Iterable[str]) -> dict[str, list[Ro
 # Every bench row against its fastest peer: the whole section.
 
 
-@dataclass(frozen=True)
-class KernelsSection:
-    """benched: the rows with what opens below them. prices: normal row, deterministic row, cost. dots: a figure."""
+def kernels(rows: Sequence[SuiteRow], sources: Sources) -> dict[str, Any]:
+    """What the section shows.
 
-    rows: tuple[SuiteRow, ...]
-    benched: tuple[BenchedRow, ...]
-    means: tuple[Means, ...]
-    dots: Markup | None
-    absent: list[tuple[str, str, int]]
-    prices: tuple[tuple[SuiteRow, SuiteRow, float], ...]
-
-    @property
-    def losses(self) -> list[SuiteRow]:
-        """Worst first."""
-        lost = [row for row in self.rows if row.loses]
-        return sorted(lost, key=lambda row: -1.0 if math.isnan(row.ratio) else row.ratio)
-
-    @property
-    def compared(self) -> list[SuiteRow]:
-        return [row for row in self.rows if not math.isnan(row.ratio)]
-
-    @property
-    def radial(self) -> bool:
-        return any(row.text("operation") == RADIAL for row in self.rows)
-
-    def has(self, name: str) -> bool:
-        """Whether any row has a value for a column that older files lack."""
-        known = {
-            "registers": lambda row: any("registers" in report for report in row.resources(TUNED).values()),
-            "memory": lambda row: row.memory(TUNED) >= 0,
-            "host": lambda row: TUNED in row.host_us,
-            "error": lambda row: row.accuracy() is not None,
-            "new graph": lambda row: row.new_graph_ratio > 0,
-        }
-        return any(known[name](row) for row in self.rows)
-
-
-def kernels(rows: Sequence[SuiteRow], sources: Sources) -> KernelsSection:
+    benched: the rows with what opens below them. prices: normal row, deterministic row, cost. dots: a figure. losses:
+    the worst first. columns: those that older files lack, and any row has a value for.
+    """
     pairs = prices(rows)
     price_of = {id(row): price for _, row, price in pairs}
-    benched = (
-        BenchedRow(row, tuple(sources.of(row.record, row.schedules(TUNED))), price_of.get(id(row), math.nan))
-        for row in rows
-    )
-    return KernelsSection(tuple(rows), tuple(benched), tuple(means(rows)), _dots(rows), _absent(rows), tuple(pairs))
+    columns = {
+        "registers": any("registers" in report for row in rows for report in row.resources(TUNED).values()),
+        "memory": any(row.memory(TUNED) >= 0 for row in rows),
+        "host": any(TUNED in row.host_us for row in rows),
+        "error": any(row.accuracy() is not None for row in rows),
+        "new graph": any(row.new_graph_ratio > 0 for row in rows),
+    }
+    return {
+        "rows": rows,
+        "benched": [
+            BenchedRow(row, tuple(sources.of(row.record, row.schedules(TUNED))), price_of.get(id(row), math.nan))
+            for row in rows
+        ],
+        "means": list(_means(rows, price_of)),
+        "dots": _dots(rows),
+        "absent": _absent(rows),
+        "prices": pairs,
+        "losses": sorted(
+            (row for row in rows if row.loses), key=lambda row: -1.0 if math.isnan(row.ratio) else row.ratio
+        ),
+        "compared": [row for row in rows if not math.isnan(row.ratio)],
+        "radial": any(row.text("operation") == RADIAL for row in rows),
+        "columns": {name for name, shown in columns.items() if shown},
+    }
+
+
+def prices(rows: Iterable[SuiteRow]) -> list[tuple[SuiteRow, SuiteRow, float]]:
+    """(normal row, deterministic row of the same kernel, deterministic time / normal time), in the rows' order."""
+    listed = list(rows)
+    normal = {row.kernel: row for row in listed if not row.deterministic}
+    pairs = [(normal[row.kernel], row) for row in listed if row.deterministic and row.kernel in normal]
+    return [(plain, row, row.time_us / plain.time_us) for plain, row in pairs]
+
+
+def _means(rows: Sequence[SuiteRow], price_of: Mapping[int, float]) -> Iterator[dict[str, Any]]:
+    """By kind and pass. Deterministic rows are a kind of their own, whose price is the mean cost of determinism.
+
+    more_memory: rows that need more than the fastest peer; None if none tells.
+    """
+    for group, of_group in by(rows, "group", GROUPS).items():
+        for deterministic in (False, True):
+            kind = group.capitalize() + (", deterministic" if deterministic else "")
+            inside = [row for row in of_group if row.deterministic is deterministic]
+            for which, chosen in by(inside, "which", PASSES).items():
+                price = geometric_mean(price_of[id(row)] for row in chosen if id(row) in price_of)
+                held = [row for row in chosen if not math.isnan(row.memory(TUNED) + row.memory(row.peer))]
+                more = sum(row.exceeds_memory for row in held) if held else None
+                yield {"kind": kind, "which": which, "rows": chosen, "price": price, "more_memory": more}
 
 
 def _absent(rows: Sequence[SuiteRow]) -> list[tuple[str, str, int]]:
@@ -86,18 +97,16 @@ def _absent(rows: Sequence[SuiteRow]) -> list[tuple[str, str, int]]:
     kinds: dict[str, set[str]] = {}
     for row in rows:
         kinds.setdefault(row.form, set()).update(row.times)
-    cases = Counter(
-        (name, _in_short(row.reason(name), name) if name in row.times else "not measured there")
-        for row in rows
-        for name in kinds[row.form] - {TUNED, DEFAULT}
-        if math.isnan(row.times.get(name, math.nan))
-    )
+    cases: Counter[tuple[str, str]] = Counter()
+    for row in rows:
+        for name in kinds[row.form] - {TUNED, DEFAULT}:
+            if name not in row.times:
+                cases[name, "not measured there"] += 1
+            elif math.isnan(row.times[name]):
+                # The first sentence of its reason, without its name.
+                reason = row.reason(name).replace(f"PeerError: {name}: ", "").replace("PeerError: ", "")
+                cases[name, reason.split(". ")[0][:160]] += 1
     return [(*case, cases[case]) for case in sorted(cases)]
-
-
-def _in_short(reason: str, name: str) -> str:
-    """The first sentence of a peer's reason, without its name."""
-    return reason.replace(f"PeerError: {name}: ", "").replace("PeerError: ", "").split(". ")[0][:160]
 
 
 def _dots(rows: Sequence[SuiteRow]) -> Markup | None:
@@ -108,44 +117,6 @@ def _dots(rows: Sequence[SuiteRow]) -> Markup | None:
         for which, chosen in by(inside, "which", PASSES).items():
             lanes[f"{direction_name(which)}, {GROUPS.get(group, group)}"] = [row.ratio for row in chosen]
     return charts.ratio_dots(lanes, "suite-ratios") if lanes else None
-
-
-# What was gained on each kind of kernel, in one table.
-
-
-@dataclass(frozen=True)
-class Means:
-    """The rows of a kind and pass. price: the mean cost of determinism, NaN for normal rows."""
-
-    kind: str
-    which: str
-    rows: tuple[SuiteRow, ...]
-    price: float
-
-    def mean(self, name: str) -> float:
-        """The geometric mean of a ratio that rows have; NaN if none has a value."""
-        return geometric_mean(getattr(row, name) for row in self.rows)
-
-    def known(self, name: str) -> list[float]:
-        return [value for row in self.rows if not math.isnan(value := getattr(row, name))]
-
-    @property
-    def more_memory(self) -> int | None:
-        """Rows that need more than the fastest peer; None if none tells."""
-        held = [row for row in self.rows if not math.isnan(row.memory(TUNED) + row.memory(row.peer))]
-        return sum(row.exceeds_memory for row in held) if held else None
-
-
-def means(rows: Sequence[SuiteRow]) -> Iterator[Means]:
-    """By kind and pass. Deterministic rows are a kind of their own."""
-    price_of = {id(row): price for _, row, price in prices(rows)}
-    for group, of_group in by(rows, "group", GROUPS).items():
-        for deterministic in (False, True):
-            kind = group.capitalize() + (", deterministic" if deterministic else "")
-            inside = [row for row in of_group if row.deterministic is deterministic]
-            for which, chosen in by(inside, "which", PASSES).items():
-                price = geometric_mean(price_of[id(row)] for row in chosen if id(row) in price_of)
-                yield Means(kind, which, tuple(chosen), price)
 
 
 # A bench row with what opens below it: all contenders, raw samples, schedules, their source and resources.
@@ -190,10 +161,6 @@ class BenchedRow:
         """(direction, contender, the compiler's report)."""
         return [(direction, name, report) for name in (TUNED, DEFAULT)
                 for direction, report in self.row.resources(name).items()]  # fmt: skip
-
-    @property
-    def resource_names(self) -> list[str]:
-        return plain_names(report for _, _, report in self.resources)
 
     @property
     def summary(self) -> str:

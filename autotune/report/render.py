@@ -21,7 +21,7 @@ from autotune import text
 from autotune.bench.contenders import shares_text
 from autotune.report.devices import PANELS
 from autotune.report.models import PACKAGES, gains
-from autotune.report.rows import MIN_TRIALS, knob_names, value_text
+from autotune.report.rows import MIN_TRIALS, knob_names, plain_names, value_text
 
 
 class Section(NamedTuple):
@@ -99,6 +99,7 @@ def environment() -> jinja2.Environment:
         "joules": text.joules_text,
         "mean": text.geometric_mean,
         "path": text.path_name,
+        "plain_names": plain_names,
         "percent": lambda share: text.MISSING if math.isnan(share) else f"{share:.0%}",
         "ratio": text.ratio_text,
         "shares": shares_text,

@@ -44,14 +44,6 @@ def contenders(rows: Iterable[SuiteRow]) -> list[str]:
     return [name for name in (TUNED, DEFAULT) if name in names] + sorted(names - {TUNED, DEFAULT})
 
 
-def prices(rows: Iterable[SuiteRow]) -> list[tuple[SuiteRow, SuiteRow, float]]:
-    """(normal row, deterministic row of the same kernel, deterministic time / normal time), in the rows' order."""
-    listed = list(rows)
-    normal = {row.kernel: row for row in listed if not row.deterministic}
-    pairs = [(normal[row.kernel], row) for row in listed if row.deterministic and row.kernel in normal]
-    return [(plain, row, row.time_us / plain.time_us) for plain, row in pairs]
-
-
 # Knobs and resources, as tables show them.
 
 

@@ -21,7 +21,7 @@ from autotune.bench.rows import SuiteRow
 from autotune.report import models, write_reports
 from autotune.report import page as kernels
 from autotune.report.devices import DeviceRows, load_device
-from autotune.report.kernels import BenchedRow, KernelsSection
+from autotune.report.kernels import BenchedRow
 from autotune.report.kernels import kernels as kernels_section
 from autotune.report.page import config_lines, kernel_command, shipped
 from autotune.report.picker import Choice
@@ -59,8 +59,7 @@ def details(row: SuiteRow) -> str:
 
 
 def means(rows: Sequence[SuiteRow]) -> str:
-    section: KernelsSection = kernels_section(rows, Sources())
-    return macro("kernels_tables.html", "means", section)
+    return macro("kernels_tables.html", "means", kernels_section(rows, Sources()))
 
 
 @pytest.fixture(scope="module")
