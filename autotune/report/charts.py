@@ -74,9 +74,12 @@ def time_axis(axis: Any, low: float, high: float) -> None:
         ticks = [tick for tick in MaxNLocator(4).tick_values(low, high) if low <= tick <= high]
     axis.set_major_locator(FixedLocator(ticks))
     axis.set_minor_locator(NullLocator())
-    axis.set_major_formatter(
-        FuncFormatter(lambda tick, _: time_text(tick).replace(".00", "").replace(".0\xa0", "\xa0"))
-    )
+    axis.set_major_formatter(FuncFormatter(lambda tick, _: _without_zeros(time_text(tick))))
+
+
+def _without_zeros(text: str) -> str:
+    """Of ``1.00 ms`` and ``2.0 kB``, whose decimals say nothing of a tick."""
+    return re.sub(r"\.00?(?=\s)", "", text)
 
 
 def _spread(number: float) -> float:
@@ -298,12 +301,8 @@ def roofline(
                  xlabel="bytes moved")  # fmt: skip
         for axis, unit in ((axes.xaxis, ""), (axes.yaxis, "/s")):
             axis.set_minor_locator(NullLocator())
-            axis.set_major_formatter(FuncFormatter(lambda tick, _, unit=unit: _round_bytes(tick) + unit))
+            axis.set_major_formatter(FuncFormatter(lambda tick, _, unit=unit: _without_zeros(bytes_text(tick)) + unit))
     return inline_svg(figure, "roofline", f"Roofline, logarithmic: bytes a second by bytes moved. {what}")
-
-
-def _round_bytes(value: float) -> str:
-    return bytes_text(value).replace(".00", "").replace(".0", "")
 
 
 def sampler_curves(curves: Mapping[str, Sequence[float]], identifier: str, what: str) -> Markup:
@@ -335,12 +334,12 @@ def sampler_curves(curves: Mapping[str, Sequence[float]], identifier: str, what:
         ticks = [tick for tick in (1, 2, 5, 10, 20, 50, 100, 200, 500, 1000, 2000, 5000) if tick <= longest]
         axes.xaxis.set_major_locator(FixedLocator(ticks) if longest > 20 else MaxNLocator(6, integer=True))
         axes.xaxis.set_major_formatter(FuncFormatter(lambda tick, _: f"{tick:g}"))
-    ends = ", ".join(f"{name} {_last(curve)} after {len(curve)} trials" for name, curve in curves.items())
+    last = {
+        name: f"{curve[-1]:.2f} times" if math.isfinite(curve[-1]) else "nothing timed"
+        for name, curve in curves.items()
+    }
+    ends = ", ".join(f"{name} {last[name]} after {len(curve)} trials" for name, curve in curves.items())
     return inline_svg(figure, identifier, f"Line chart: best so far over the best of all. {what}: {ends}.")
-
-
-def _last(curve: Sequence[float]) -> str:
-    return f"{curve[-1]:.2f} times" if curve and math.isfinite(curve[-1]) else "nothing timed"
 
 
 # Raw samples of one bench row: a lane of dots per contender, drawn by a template, because a page has hundreds of them.
