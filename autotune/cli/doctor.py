@@ -229,8 +229,8 @@ def _peers() -> Iterator[tuple[str, str, str]]:
     from autotune.compare.peers import usable_peers
 
     for device in ("cpu", "cuda") if torch.cuda.is_available() else ("cpu",):
-        for peer in usable_peers(device):
-            yield f"{peer.name} ({device})", peer.reason or "usable", "ok" if peer.usable else "absent"
+        for name, reason in usable_peers(device).items():
+            yield f"{name} ({device})", reason or "usable", "absent" if reason else "ok"
 
 
 PROBES: tuple[tuple[str, Probe], ...] = (

@@ -72,11 +72,15 @@ def eager(task: Task) -> Product:
 
 
 def compiled(task: Task) -> Product:
-    """The compiled product. Both passes run here once, under a time limit, so that no timed call compiles."""
     call = on_graph(compiled_convolution(*_kind(task), task.workload.operation), task)
     t = task.tensors
     x = relayout(t.x, task.workload.product.irreps_in1, task.workload.layout, "mul_ir")
-    inputs = [tensor.detach().requires_grad_() for tensor in (x, t.y, t.w)]
+    return compiled_product(call, x, t.y, t.w)
+
+
+def compiled_product(call: Call, *tensors: torch.Tensor) -> Product:
+    """A compiled call. Both passes run here once, under a time limit, so that no timed call compiles."""
+    inputs = [tensor.detach().requires_grad_() for tensor in tensors]
     with time_limit(COMPILE_LIMIT_S, OUT_OF_TIME):
         out = call(*inputs)
         torch.autograd.grad(out, inputs, torch.ones_like(out))
