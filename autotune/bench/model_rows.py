@@ -232,6 +232,9 @@ class ModelRow:
         forms = [name for name in (TUNED, CAPTURED) if times.get(name, math.nan) > 0]
         is_alike = any(path_and_form(name)[1] for name in cells if not is_ours(name))
         self.ours = min(forms, key=times.__getitem__) if is_alike and forms else TUNED
+        # Speed-up over the fastest other path, each in its fastest form; and peak memory over that path's.
+        self.ratio = self.time_us(self.fastest) / self.time_us(self.ours)
+        self.memory_ratio = self.memory(self.ours) / self.memory(self.fastest)
         # The least time of the device that another path takes, over ours: what the kernels alone give.
         device_us = [time_us for name in others if (time_us := self.device_us(name)) > 0]
         self.device_ratio = min(device_us, default=math.nan) / self.device_us(self.ours)
@@ -326,19 +329,9 @@ class ModelRow:
         """How many times as fast as ``contender`` Equitune is, eager."""
         return self.time_us(contender) / self.time_us(TUNED)
 
-    @property
-    def ratio(self) -> float:
-        """Speed-up over the fastest other path, each in its fastest form."""
-        return self.time_us(self.fastest) / self.time_us(self.ours)
-
     def capture_ratio(self, path: str) -> float:
         """A path's eager time over its captured one."""
         return self.time_us(path) / self.time_us(f"{path}-captured")
-
-    @property
-    def memory_ratio(self) -> float:
-        """Peak memory over that of the fastest other path."""
-        return self.memory(self.ours) / self.memory(self.fastest)
 
 
 def model_rows(record: dict[str, Any], largest: bool = False) -> tuple[ModelRow, ...]:

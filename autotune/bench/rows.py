@@ -16,7 +16,6 @@ from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime, timezone
-from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -208,6 +207,8 @@ class SuiteRow:
         self.deterministic = record.get("deterministic") is True
         # How it differs from a normal convolution: plain, deterministic, both or nothing.
         self.form = kind_text(self.text("operation"), self.deterministic)
+        # The row in words.
+        self.what = f"{self.text('label')} on {self.graph}, {direction_name(self.which)}"
         # Contender -> median; NaN if it failed.
         self.times = {name: positive(self._timing(name).get("time_us")) for name in mapping(record.get("times"))}
         self.time_us, self.default_us = (self.times.get(name, math.nan) for name in (TUNED, DEFAULT))
@@ -219,9 +220,27 @@ class SuiteRow:
         self.over_floor = self.time_us / self.floor_us
         # Traffic that ``ncu`` counted, of an entry's row.
         self.dram_bytes = number(resources.get("dram_read_bytes")) + number(resources.get("dram_write_bytes"))
-        # Contender -> host time of a call.
+        # Contenders that are timed, but not compared; the others; and the fastest of these that has a time.
+        self.less_accurate = less_accurate(record)
+        peers = [name for name in self.times if name not in {TUNED, DEFAULT} | self.less_accurate]
+        timed = [name for name in peers if self.times[name] > 0]
+        self.peer = min(timed, key=lambda name: (self.times[name], name), default=None)
+        self.peer_us = self.times[self.peer] if self.peer else math.nan
+        # Speed-ups over the fastest peer: ours, the untuned default's, and ours if every call met a new graph.
+        self.ratio, self.untuned_ratio = self.peer_us / self.time_us, self.peer_us / self.default_us
+        with_order = (time_us for name in peers if (time_us := self.times[name] + self.order_us(name)) > 0)
+        self.new_graph_ratio = min(with_order, default=math.nan) / (self.time_us + self.order_us())
+        # Whether it is slower than the fastest peer, or failed where a peer did not.
+        self.loses = self.ratio < 1 or (math.isnan(self.time_us) and self.peer is not None)
+        theirs = self.memory(self.peer)
+        self.memory_ratio = self.memory(TUNED) / theirs if theirs > 0 else math.nan
+        # Whether it needs more memory than the fastest peer; False if either is unknown.
+        self.exceeds_memory = self.memory(TUNED) > theirs
+        # Contender -> host time of a call; the peer whose call costs the host least.
         host_us = {name: number(value) for name, value in mapping(record.get("host_us")).items()}
         self.host_us = {name: time_us for name, time_us in host_us.items() if not math.isnan(time_us)}
+        others = self.host_us.keys() - {TUNED, DEFAULT}
+        self.fastest_host = min(others, key=lambda name: (self.host_us[name], name), default=None)
         # By what its schedules were tuned, where it was not time.
         self.objectives = " and ".join(sorted(set(map(str, mapping(record.get("objectives")).values()))))
 
@@ -230,11 +249,6 @@ class SuiteRow:
 
     def number(self, key: str) -> float:
         return number(self.record.get(key))
-
-    @property
-    def what(self) -> str:
-        """The row in words."""
-        return f"{self.text('label')} on {self.graph}, {direction_name(self.which)}"
 
     @property
     def name(self) -> str:
@@ -273,57 +287,11 @@ class SuiteRow:
         """Why a contender has no time."""
         return str(self._timing(contender).get("error") or "no time was recorded")
 
-    @cached_property
-    def less_accurate(self) -> frozenset[str]:
-        """Contenders that are timed, but not compared: see :func:`less_accurate`."""
-        return less_accurate(self.record)
-
-    @cached_property
-    def _peers(self) -> tuple[str, ...]:
-        return tuple(name for name in self.times if name not in {TUNED, DEFAULT} | self.less_accurate)
-
-    @cached_property
-    def peer(self) -> str | None:
-        """The fastest peer that has a time, and no larger errors than ours may be."""
-        timed = [name for name in self._peers if self.times[name] > 0]
-        return min(timed, key=lambda name: (self.times[name], name), default=None)
-
-    @property
-    def peer_us(self) -> float:
-        return self.times[self.peer] if self.peer else math.nan
-
-    @property
-    def ratio(self) -> float:
-        """Speed-up over the fastest peer; NaN without a peer's time or ours."""
-        return self.peer_us / self.time_us
-
-    @property
-    def untuned_ratio(self) -> float:
-        """The untuned default's speed-up over the fastest peer; NaN without a time of either."""
-        return self.peer_us / self.default_us
-
-    @property
-    def loses(self) -> bool:
-        """Whether it is slower than the fastest peer, or failed where a peer did not."""
-        return self.ratio < 1 or (math.isnan(self.time_us) and self.peer is not None)
-
     def order_us(self, contender: str = TUNED) -> float:
         """Time of ordering a graph that is met for the first time (``order_ms``); NaN if it was not measured."""
         order_ms = self.record.get("order_ms")
         ours = order_ms if contender == TUNED else None  # older rows have one number, which is ours
         return 1e3 * number(order_ms.get(contender) if isinstance(order_ms, dict) else ours)
-
-    @property
-    def new_graph_ratio(self) -> float:
-        """The speed-up if every call meets a new graph: each contender's call and its ordering. NaN if not measured."""
-        known = [time for name in self._peers if (time := self.times[name] + self.order_us(name)) > 0]
-        return min(known) / (self.time_us + self.order_us()) if known else math.nan
-
-    @property
-    def fastest_host(self) -> str | None:
-        """The peer whose call costs the host least."""
-        peers = [name for name in self.host_us if name not in (TUNED, DEFAULT)]
-        return min(peers, key=lambda name: self.host_us[name], default=None)
 
     def memory(self, contender: str | None) -> float:
         return number(mapping(self.record.get("memory")).get(contender or ""))
@@ -331,16 +299,6 @@ class SuiteRow:
     def joules(self, contender: str | None) -> float:
         """Of a call; NaN if it was not measured."""
         return number(mapping(self.record.get("joules")).get(contender or ""))
-
-    @property
-    def memory_ratio(self) -> float:
-        theirs = self.memory(self.peer)
-        return self.memory(TUNED) / theirs if theirs > 0 else math.nan
-
-    @property
-    def exceeds_memory(self) -> bool:
-        """Whether it needs more memory than the fastest peer; False if either is unknown."""
-        return self.memory(TUNED) > self.memory(self.peer)
 
     @property
     def noise(self) -> str:
@@ -381,16 +339,17 @@ class SuiteRow:
         kept = self._timing(contender).get("samples")
         return kept if isinstance(kept, int) else None
 
-    def by_direction(self, key: str, contender: str) -> dict[str, dict[str, Any]]:
-        """Direction -> ``schedules`` (knobs) or ``resources`` (the compiler's report)."""
-        found = mapping(mapping(self.record.get(key)).get(contender))
-        return {direction: record for direction, record in found.items() if isinstance(record, dict)}
-
     def schedules(self, contender: str) -> dict[str, dict[str, Any]]:
-        return self.by_direction("schedules", contender)
+        """Direction -> knobs."""
+        return self._by_direction("schedules", contender)
 
     def resources(self, contender: str) -> dict[str, dict[str, Any]]:
-        return self.by_direction("resources", contender)
+        """Direction -> the compiler's report."""
+        return self._by_direction("resources", contender)
+
+    def _by_direction(self, key: str, contender: str) -> dict[str, dict[str, Any]]:
+        found = mapping(mapping(self.record.get(key)).get(contender))
+        return {direction: record for direction, record in found.items() if isinstance(record, dict)}
 
     def accuracy(self, contender: str = TUNED) -> Accuracy | None:
         """The largest error of a contender; one that is not a number (NaN, null, infinity) counts as the largest."""
