@@ -200,6 +200,9 @@ def _accelerated(model: torch.nn.Module, kinds: tuple[str, ...], **options: Any)
 
 def require_usable(contender: str, device: str) -> None:
     """PeerError if what the contender needs is not installed, or does not run on the device."""
+    from autotune.compare.peers import ADAPTERS
+
+    of_kernels = {adapter.name: adapter for adapter in ADAPTERS}
     if contender == SYMMETRIX and importlib.util.find_spec("symmetrix") is None:
         raise PeerError("not installed; pip install symmetrix-xl-cuda13-sm90, or what fits the device")
     path, form = path_and_form(contender)
@@ -207,27 +210,16 @@ def require_usable(contender: str, device: str) -> None:
         raise PeerError("TF32 needs an NVIDIA GPU")
     if form == _CAPTURED and torch.device(device).type != "cuda":
         raise PeerError("CUDA graphs need a GPU")
-    for name in path.removeprefix(_JOINT).split("+"):
-        if reason := _unusable(name, device):
+    for name in (name for name in path.removeprefix(_JOINT).split("+") if name in _PEERS):
+        module, install = _PEERS[name]
+        if name in of_kernels:
+            reason = of_kernels[name].unusable(torch.device(device))
+        elif name == "triton" and torch.device(device).type != "cuda":
+            reason = "its kernels need a CUDA device"
+        else:
+            reason = None if importlib.util.find_spec(module) else f"not installed; install {install}"
+        if reason:
             raise PeerError(reason)
-
-
-def _unusable(name: str, device: str) -> str | None:
-    """Why a peer cannot run on this device; None if it can, or is none that is known here."""
-    if name not in _PEERS:
-        return None
-    if name == "cuequivariance":
-        from autotune.compare.peers.cuequivariance import no_kernels
-
-        return no_kernels(torch.device(device))
-    if name == "openequivariance":
-        from autotune.compare.peers.openequivariance import no_module
-
-        return no_module(torch.device(device))
-    if name == "triton" and torch.device(device).type != "cuda":
-        return "its kernels need a CUDA device"
-    module, install = _PEERS[name]
-    return None if importlib.util.find_spec(module) else f"not installed; install {install}"
 
 
 def _require_kernels(name: str, model: torch.nn.Module, caught: list[Any]) -> None:
