@@ -138,19 +138,21 @@ class _Run:
     folder: Path
     peers: tuple[str, ...]
     seconds_each: float
-    console: Console
+    console: Console | None = None
     verbose: bool = False
     # When the run began, and when it ends if it has a budget, as moments of ``time.monotonic``.
     span: tuple[float, float | None] = field(default_factory=lambda: (time.monotonic(), None))
     # Name to print before lines, among several processes.
     name: str = ""
     energy: bool = False
-    watch: Callable[[str], object] = lambda line: None
+    watch: Callable[[str], object] | None = None
 
     def say(self, text: str) -> None:
         text = f"[{self.name}] {text}" if self.name else text
-        self.console.print(text, markup=False, highlight=False, soft_wrap=True)
-        self.watch(text)
+        if self.console is not None:
+            self.console.print(text, markup=False, highlight=False, soft_wrap=True)
+        if self.watch is not None:
+            self.watch(text)
 
     def measure(self, plans: Sequence[Plan], fresh: bool, devices: tuple[str, ...] = ()) -> list[Row]:
         """Rows of all plans, in their order. ``devices``: where to measure, if on several."""
@@ -163,8 +165,9 @@ class _Run:
         failures = known_failures(stored.values(), [plan.workload for plan in plans], software)
         groups = [list(group) for _, group in itertools.groupby(todo, key=lambda plan: kind_of(plan.workload))]
         several, on_gpu = len(devices) > 1 and len(groups) > 1, self.facts.backend == "cuda"
-        with CompileAhead(self.device, cores_free(PROCESSES if on_gpu and not several else 0), failures) as ahead:
-            waits = several or not on_gpu
+        waits = several or not on_gpu
+        cores = len(os.sched_getaffinity(0)) - (0 if waits else PROCESSES)
+        with CompileAhead(self.device, cores, failures) as ahead:
             # Within a budget there is no time to compile everything before the first comparison.
             if len(todo) > 1 and not (waits and self.span[1]):
                 self._compile_ahead(groups, ahead)
@@ -174,7 +177,7 @@ class _Run:
             if several:
                 groups.sort(key=len, reverse=True)
                 turns = multiprocessing.get_context("spawn").Value("i", 0)
-                shared = (self.facts, self.folder, self.peers, self.seconds_each, self.verbose, self.span, self.energy)
+                shared = dataclasses.replace(self, console=None, watch=None)
                 on_each(devices, "bench", _compare_share, shared, groups, turns, ahead.failures, software)
                 rows |= self._split(todo, self._stored(), software)[0]
             else:
@@ -225,15 +228,12 @@ class _Run:
         return rows, todo
 
     def _process(self, failures: Mapping[Kind, str], group: list[Plan]) -> Worker:
-        return Worker(self._idle(group[0], failures))
-
-    def _idle(self, plan: Plan, failures: Mapping[Kind, str]) -> IdleProcess:
         """A kind's process, which on a GPU is set up for its first workload during earlier comparisons."""
-        first = plan.workload
+        first = group[0].workload
         if self.facts.backend != "cuda" or first.operation == "harmonics":
-            return IdleProcess(first.problem, self.device)
-        lost = {COMPILED_PEER} if kind_of(first) in failures else set()
-        return IdleProcess(first.problem, self.device, first, tuple(sorted(self._peers_of(first) - lost)), plan.passes)
+            return Worker(IdleProcess(first.problem, self.device))
+        peers = self._peers_of(first) - ({COMPILED_PEER} if kind_of(first) in failures else set())
+        return Worker(IdleProcess(first.problem, self.device, first, tuple(sorted(peers)), group[0].passes))
 
     def _rows(self, plan: Plan, worker: Worker, failures: Mapping[Kind, str], software: dict[str, str]) -> list[Row]:
         """Measure and store the rows of one workload; none if the comparison itself cannot run."""
@@ -269,7 +269,7 @@ class _Run:
         return kept
 
     def _step(self, plan: Plan, text: str) -> None:
-        if self.console.is_terminal or self.verbose:
+        if self.verbose or (self.console is not None and self.console.is_terminal):
             self.say(f"  {now_text()[11:19]} {plan.workload.label}: {text}")
 
     def _compile_ahead(self, groups: Sequence[list[Plan]], ahead: CompileAhead) -> None:
@@ -323,7 +323,7 @@ class _Run:
 def _compare_share(
     device: str,
     name: str,
-    shared: tuple,
+    run: _Run,
     groups: list[list[Plan]],
     turns: Synchronized[int],
     failures: dict[Kind, str],
@@ -332,14 +332,9 @@ def _compare_share(
     """Run on one of several devices: compare the next of ``groups`` whenever this device is idle."""
     from rich.console import Console
 
-    facts, folder, peers, seconds_each, verbose, span, energy = shared
     console = Console(stderr=True, force_terminal=False)
-    run = _Run(device, facts, folder, peers, seconds_each, console, verbose, span, name, energy)
-    run.compare(in_turn(groups, turns), failures, software)
-
-
-def cores_free(used: int) -> int:
-    return max(1, len(os.sched_getaffinity(0)) - used)
+    here = dataclasses.replace(run, device=device, name=name, console=console)
+    here.compare(in_turn(groups, turns), failures, software)
 
 
 def _name(workload: Workload) -> str:
@@ -590,11 +585,7 @@ def by_age(rows: Iterable[Row]) -> Callable[[Row], tuple[Any, ...]]:
         kind, date = workload_key(row)[:KIND], parse_date(row["date"])
         oldest[kind] = min(oldest.get(kind, date), date)
 
-    def place(row: Row) -> tuple[Any, ...]:
-        key = workload_key(row)
-        return oldest[key[:KIND]], key
-
-    return place
+    return lambda row: (oldest[workload_key(row)[:KIND]], workload_key(row))
 
 
 def workload_key(row: Row) -> tuple[Any, ...]:

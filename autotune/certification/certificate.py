@@ -306,7 +306,9 @@ def certify(
             raise ConfigError(unknown_name("dtype", dtype, DTYPES))
     if effort not in EFFORTS:
         raise ConfigError(unknown_name("effort", effort, EFFORTS))
-    given = structures if structures is None or isinstance(structures, Mapping) else _named(structures)
+    given: Mapping[str, Atoms] | None = structures
+    if structures is not None and not isinstance(structures, Mapping):
+        given = {f"{place}: {atoms.get_chemical_formula()}": atoms for place, atoms in enumerate(structures, 1)}
     seconds = None if budget is None else parse_duration(budget)
     run = _Run(_subject(model, device, own), tuple(dtypes), seed, EFFORTS[effort], seconds)
     try:
@@ -323,10 +325,6 @@ def certify(
     finally:
         run.close()
     return certificate
-
-
-def _named(structures: Sequence[Atoms]) -> dict[str, Atoms]:
-    return {f"{place}: {atoms.get_chemical_formula()}": atoms for place, atoms in enumerate(structures, 1)}
 
 
 @dataclass
@@ -348,7 +346,7 @@ class _Run:
     is_drawn: bool = True
     exact: dict[str, Answers] = field(default_factory=dict)
     timesteps: dict[str, float] = field(default_factory=dict)
-    own: dict[str, dict[str, dict[tuple[str, str], tuple[float, float]]]] = field(default_factory=dict)
+    own: dict[str, dict[str, checks.Own]] = field(default_factory=dict)
     askers: dict[tuple[str, str], Worker | _Here] = field(default_factory=dict)
     reference_dtype: str = "float64"
 
@@ -532,7 +530,7 @@ class _Run:
         for name, of_checks in figures.items():
             for check in (*CHECKS, checks.BATCH):
                 for figure in of_checks.get(check.name, ()):
-                    limit = self._limit(check, figure, path, dtype, name)
+                    limit = self._limit(check, figure, path, dtype, self.own.get(dtype, {}).get(name, {}))
                     ratio = figure.value / limit
                     if not ratio <= 1.0 and name not in wrong.setdefault(check.name, []):
                         wrong[check.name].append(name)
@@ -563,12 +561,11 @@ class _Run:
         else:
             row["reason"] = "; ".join(f"{name}: {text}" for name, text in row["refused"].items())
 
-    def _limit(self, check: Check, figure: Figure, path: str, dtype: str, name: str) -> float:
-        own = self.own.get(dtype, {})
+    def _limit(self, check: Check, figure: Figure, path: str, dtype: str, own: checks.Own) -> float:
+        """own: stock's figures on this structure."""
         key = (check.name, figure.quantity)
-        sizes = [of[key][1] for of in own.values() if key in of]
-        median = statistics.median(sizes) if sizes else 0.0
-        return checks.limit_of(check, figure, precision_of(path, dtype), own.get(name, {}), median)
+        sizes = [of[key][1] for of in self.own.get(dtype, {}).values() if key in of]
+        return checks.limit_of(check, figure, precision_of(path, dtype), own, statistics.median(sizes or [0.0]))
 
     def _cell(self, check: Check, figure: Figure, limit: float, dtype: str, name: str, case: Case) -> Record:
         own = self.own.get(dtype, {}).get(name, {}).get((check.name, figure.quantity))
@@ -631,13 +628,8 @@ class _Run:
         if exact.errors or own.errors or found.errors:
             return False
         of_stock = checks.stocks_own(Case(questions, own, exact))
-        sizes = self.own.get(dtype, {})
-        for figure in checks.figures_of(check, Case(questions, found, exact)):
-            key = (check.name, figure.quantity)
-            median = statistics.median([of[key][1] for of in sizes.values() if key in of] or [0.0])
-            if not figure.value <= checks.limit_of(check, figure, precision_of(path, dtype), of_stock, median):
-                return True
-        return False
+        figures = checks.figures_of(check, Case(questions, found, exact))
+        return any(not figure.value <= self._limit(check, figure, path, dtype, of_stock) for figure in figures)
 
 
 def _plain(value: float) -> float | None:
