@@ -8,10 +8,8 @@ the generator and database of its latest cell.
 
 from __future__ import annotations
 
-import contextlib
 import functools
 import hashlib
-import importlib.metadata
 import json
 import math
 import platform
@@ -28,6 +26,7 @@ from autotune.errors import DatabaseError
 from autotune.measure.timing import range_text
 from autotune.models.package import Package
 from autotune.models.whole_model import published_models
+from autotune.paths import installed_version
 from autotune.text import CAPTURED, DEFAULT, JOINT, STOCK, TUNED, is_ours, path_and_form, significant, time_text
 from kernelgen.device import DeviceFacts
 from kernelgen.files import parse_json
@@ -141,7 +140,7 @@ def signed(contender: str, cell: Mapping[str, Any], facts: DeviceFacts) -> dict[
     origin = {"date": now_text(), "device": facts.name, "host": host_now()}
     origin |= {"driver": driver} if (driver := driver_version(facts)) else {}
     of_peers = {name for word, names in _OF_PEER.items() if word in contender for name in names}
-    versions = {name: found for name in sorted(of_peers) if (found := _installed(name))}
+    versions = {name: found for name in sorted(of_peers) if (found := installed_version(name))}
     code = {"code": _ours_now(facts)} if is_ours(contender) else {}
     return {**cell, **origin, **({"versions": versions} if versions else {}), **code}
 
@@ -151,13 +150,6 @@ def host_now() -> str:
     """A hash that tells this host, until it starts anew, from all others."""
     boot = Path("/proc/sys/kernel/random/boot_id")
     return hash_of_text(platform.node() + (boot.read_text(encoding="ascii") if boot.is_file() else ""))
-
-
-@functools.cache
-def _installed(distribution: str) -> str | None:
-    with contextlib.suppress(importlib.metadata.PackageNotFoundError):
-        return importlib.metadata.version(distribution)
-    return None
 
 
 def _ours_now(facts: DeviceFacts) -> str:

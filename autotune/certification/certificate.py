@@ -10,11 +10,9 @@ For each path and precision :mod:`observations` are made of all structures, in a
 
 from __future__ import annotations
 
-import contextlib
 import copy
 import functools
 import hashlib
-import importlib.metadata
 import json
 import math
 import os
@@ -42,6 +40,7 @@ from autotune.errors import ConfigError, WorkerError, unknown_name
 from autotune.measure.worker import Worker
 from autotune.models.package import dtype_of
 from autotune.models.whole_model import DTYPES, WholeModel, open_made, open_model
+from autotune.paths import installed_version
 from autotune.text import CAPTURED, STOCK, TF32, TUNED, precision_of
 from autotune.workload.toml_tables import parse_duration
 from kernelgen.device import device_facts
@@ -654,8 +653,8 @@ def _provenance(subject: _Subject, opened: Mapping[str, Any], seed: int, effort:
     model = {name: opened[name] for name in ("package", "class", "parameters", "weights", "species", "cutoff", "dtype")}
     if subject.model is None and file.is_file():
         model |= {"file": file.name, "sha256": hashlib.sha256(file.read_bytes()).hexdigest()}
-    with contextlib.suppress(importlib.metadata.PackageNotFoundError):
-        model["package_version"] = importlib.metadata.version(distribution)
+    if version := installed_version(distribution):
+        model["package_version"] = version
     return {
         "schema": SCHEMA,
         "model": {"name": file.name if file.is_file() else subject.name} | model,

@@ -455,10 +455,13 @@ def report(
     reports: options.Reports = None,
 ) -> None:
     """Rebuild the HTML pages from stored results, or compare two bench records."""
+    folder = options.results_folder(results)
     if compare is None:
-        options.write_pages(options.results_folder(results), reports, None)
+        options.write_pages(folder, reports, None)
     else:
-        options.write_comparison_page(*compare, options.results_folder(results), reports)
+        from autotune.report import write_comparison
+
+        print(f"report: {write_comparison(*compare, reports or reports_dir(folder), print)}")
 
 
 @app.command(

@@ -145,8 +145,7 @@ def merge(
     for file in files:
         with database_in(file) as database:
             target, merged = merge_file(database, options.results_folder(results))
-        _print_merged(merged)
-        print(f"{file} -> {target}: {_counts(merged)}")
+        _print_merged(f"{file} -> {target}", merged)
 
 
 @app.command(
@@ -220,8 +219,7 @@ def pull(
     facts = None if of else device_facts(options.resolve_device(device))
     slug = of or (facts.slug if facts else "")
     target, digest, merged = pull_from(source, slug, options.results_folder(results), sha256, facts)
-    _print_merged(merged)
-    print(f"{source} -> {target}: {_counts(merged)}")
+    _print_merged(f"{source} -> {target}", merged)
     options.print_next(f"to pin what you took: --sha256 {digest}")
 
 
@@ -238,8 +236,7 @@ def push(
 
     slug = device_facts(options.resolve_device(device)).slug
     target, digest, merged = push_to(options.results_folder(results), slug, folder, problem or ())
-    _print_merged(merged)
-    print(f"{target}: {_counts(merged)}; sha256 {digest}")
+    _print_merged(str(target), merged, f"; sha256 {digest}")
 
 
 @app.command()
@@ -326,17 +323,14 @@ def check(
         raise typer.Exit(1)
 
 
-def _print_merged(merged: list[Merged]) -> None:
-    """Conflicts and refusals."""
+def _print_merged(what: str, merged: list[Merged], end: str = "") -> None:
+    """Conflicts and refusals, then how many entries there were of each kind."""
+    from autotune.database.maintenance import counts
+
     for item in merged:
         if item.reason not in ("new here", "the same as here"):
             print(f"{_name(item.entry)}: {'taken' if item.taken else 'kept out'}, {item.reason}")
-
-
-def _counts(merged: list[Merged]) -> str:
-    from autotune.database.maintenance import counts
-
-    return ", ".join(f"{count} {name}" for name, count in counts(merged).items())
+    print(f"{what}: {', '.join(f'{count} {name}' for name, count in counts(merged).items())}{end}")
 
 
 def _name(entry: Entry) -> str:

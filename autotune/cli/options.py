@@ -132,12 +132,6 @@ def budget_seconds(text: str | None, option: str = "--budget") -> float | None:
         raise ConfigError(f"{option}: {error}") from error
 
 
-def sampler_name(text: str | None) -> str | None:
-    from autotune.workload.toml_tables import check_sampler
-
-    return None if text is None else check_sampler(text)
-
-
 def peers_named(text: str) -> tuple[str, ...] | None:
     """Names of peers; None for all of them."""
     if text == "all":
@@ -201,13 +195,6 @@ def watched(results: Path, reports: Path | None, slug: str) -> Iterator[LivePage
             webbrowser.open(live.path.resolve().as_uri())
         print(f"watch: {live.path}", flush=True)
         yield live
-
-
-def write_comparison_page(before: Path, after: Path, results: Path, reports: Path | None) -> None:
-    """Print the verdict on two bench records, write the page that compares them, and print its path."""
-    from autotune.report import write_comparison
-
-    print(f"report: {write_comparison(before, after, reports or reports_dir(results), print)}")
 
 
 def print_rich(renderable: Any) -> None:

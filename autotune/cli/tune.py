@@ -241,12 +241,13 @@ def checked(
     """The budget in seconds; a mistake in an option of a search is answered without torch."""
     from autotune.measure.counters import counts_asked
     from autotune.workload import objective as objectives
-    from autotune.workload.toml_tables import check_seed
+    from autotune.workload.toml_tables import check_sampler, check_seed
 
     objectives.Objective.parse(objective)
     counts_asked(counters)
     seconds = options.budget_seconds(budget)
-    options.sampler_name(sampler)
+    if sampler is not None:
+        check_sampler(sampler)
     options.positive("--trials", trials)
     options.positive("--patience", patience)
     check_seed(seed)
