@@ -132,14 +132,14 @@ def store_rows(folder: Path, facts: DeviceFacts, rows: Sequence[Row]) -> list[Ro
         if before is None:
             path.rename(path.with_name(f"{path.stem}.corrupt-{datetime.now(timezone.utc):%Y%m%dT%H%M%SZ}.json"))
         merged = {identity_of(row): row for row in before or []}
-        kept = [_kept(merged.get(identity_of(row)), row) for row in rows]
+        stored = [merged.get(identity_of(row)) for row in rows]
+        kept = [
+            old | {"tried": row["date"]} if old is not None and lost_peers(old, row) else row
+            for old, row in zip(stored, rows, strict=True)
+        ]
         merged |= {identity_of(row): row for row in kept}
         replace_file(path, record_text(facts, [merged[identity] for identity in sorted(merged)]))
     return kept
-
-
-def _kept(stored: Row | None, row: Row) -> Row:
-    return stored | {"tried": row["date"]} if stored is not None and lost_peers(stored, row) else row
 
 
 def record_text(facts: DeviceFacts, rows: Sequence[Row]) -> str:

@@ -32,7 +32,7 @@ from autotune.bench.contenders import (
     warm_up_calls,
 )
 from autotune.errors import PeerError
-from autotune.measure.timing import joules_a_call, synchronize
+from autotune.measure.timing import joules_a_call, synchronize, timed
 from autotune.models.package import Package
 from autotune.models.step import PATIENCE
 from autotune.models.whole_model import WholeModel, find_atoms, open_model
@@ -303,15 +303,6 @@ class Effort:
     least: int = 5
     slow_s: float = 1.5
     slow_samples: int = 2
-
-
-def timed(step: Callable[[], object], device: str) -> float:
-    """Seconds of one step, until the device is done."""
-    synchronize(device)
-    begin = time.perf_counter()
-    step()
-    synchronize(device)
-    return time.perf_counter() - begin
 
 
 def warm_up(step: Callable[[], object], device: str, calls: int, limit_s: float) -> None:

@@ -393,27 +393,23 @@ def strips(by_contender: Mapping[str, Sequence[float]], what: str, origin: str |
         return None
     shares = {name: [time / median(known[origin or name]) - 1 for time in times] for name, times in known.items()}
     limit = axis_limit(list(shares.values()))
-    lanes = tuple(_lane(name, index, shares[name], limit, known[name]) for index, name in enumerate(known))
-    told = "; ".join(
-        f"{contender_name(name)} {len(times)} samples, median {time_text(median(times))}, "
-        f"from {time_text(min(times))} to {time_text(max(times))}"
-        for name, times in known.items()
-    )
+    half, middle = (STRIPS_WIDTH - NAMES - 20) / 2, NAMES + (STRIPS_WIDTH - NAMES) / 2
+    lanes, told = [], []
+    for index, (name, times) in enumerate(known.items()):
+        top, step = STRIP * (index + 0.15), 0.7 * STRIP / len(times)
+        dots: dict[bool, list[tuple[int, int]]] = {True: [], False: []}
+        for sample, share in enumerate(shares[name]):
+            x = round(middle + half * max(-1.0, min(1.0, share / limit)))
+            dots[abs(share) <= limit].append((x, round(top + step * (sample + 0.5))))
+        listed = ", ".join(f"{time:g}" if time >= 1e6 else f"{time:.3f}".rstrip("0").rstrip(".") for time in times)
+        shown = contender_name(name)
+        y, ink = STRIP * (index + 0.72), INKS.get(name, "other")
+        lanes.append(Lane(shown, y, ink, tuple(dots[True]), tuple(dots[False]), listed, len(times)))
+        reach = f"from {time_text(min(times))} to {time_text(max(times))}"
+        told.append(f"{shown} {len(times)} samples, median {time_text(median(times))}, {reach}")
     bottom = STRIP * len(lanes)
-    return Strips(lanes, limit, f"Strip plot of raw samples. {what}: {told}.", bottom, bottom + AXIS)
-
-
-def _lane(name: str, index: int, shares: Sequence[float], limit: float, times: Sequence[float]) -> Lane:
-    half, top, step = (STRIPS_WIDTH - NAMES - 20) / 2, STRIP * (index + 0.15), 0.7 * STRIP / len(shares)
-    middle = NAMES + (STRIPS_WIDTH - NAMES) / 2
-    inside: list[tuple[int, int]] = []
-    beyond: list[tuple[int, int]] = []
-    for sample, share in enumerate(shares):
-        x = round(middle + half * max(-1.0, min(1.0, share / limit)))
-        (inside if abs(share) <= limit else beyond).append((x, round(top + step * (sample + 0.5))))
-    listed = ", ".join(f"{time:g}" if time >= 1e6 else f"{time:.3f}".rstrip("0").rstrip(".") for time in times)
-    y, ink = STRIP * (index + 0.72), INKS.get(name, "other")
-    return Lane(contender_name(name), y, ink, tuple(inside), tuple(beyond), listed, len(times))
+    label = f"Strip plot of raw samples. {what}: {'; '.join(told)}."
+    return Strips(tuple(lanes), limit, label, bottom, bottom + AXIS)
 
 
 def axis_limit(shares: Sequence[Sequence[float]]) -> float:

@@ -171,7 +171,7 @@ class BenchedRow:
             "schedules": self.row.schedules(TUNED),
             "resources": self.row.resources(TUNED),
             "raw samples": self.strips,
-            "source": any(line.source for line in self.sources),
+            "source": any(not isinstance(source, str) for _, source, _ in self.sources),
         }
         return ", ".join(part for part, there in parts.items() if there)
 

@@ -22,6 +22,7 @@ from autotune.bench.contenders import shares_text
 from autotune.report.devices import PANELS
 from autotune.report.models import PACKAGES, gains
 from autotune.report.rows import MIN_TRIALS, knob_names, plain_names, value_text
+from kernelgen.version import GENERATOR_VERSION
 
 
 class Section(NamedTuple):
@@ -113,7 +114,12 @@ def environment() -> jinja2.Environment:
     made.tests["nan"] = lambda value: value != value
     names = ("MISSING", "TUNED", "DEFAULT", "STOCK", "JOINT", "CAPTURED")
     made.globals |= {name: getattr(text, name) for name in names} | {"infinity": math.inf}
-    made.globals |= {"PANELS": PANELS, "MIN_TRIALS": MIN_TRIALS, "MODEL_PACKAGES": PACKAGES}
+    made.globals |= {
+        "GENERATOR": GENERATOR_VERSION,
+        "PANELS": PANELS,
+        "MIN_TRIALS": MIN_TRIALS,
+        "MODEL_PACKAGES": PACKAGES,
+    }
     made.globals["asset"] = lambda name: Markup(loader.get_source(made, name)[0])
     return made
 

@@ -6,7 +6,7 @@ import math
 import re
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from statistics import median
 from typing import Any
@@ -29,7 +29,7 @@ from autotune.report.rows import (
     plain_names,
     searched_knobs,
 )
-from autotune.report.sources import SourceLine, Sources
+from autotune.report.sources import Sources
 from autotune.text import (
     MISSING,
     TUNED,
@@ -54,7 +54,7 @@ def search(data: DeviceData, sources: Sources) -> dict[str, Any]:
     the one first that matters most over all studies. notes: why contenders have no time, each reason once. unreadable:
     lines of the trial files that were skipped. besides: columns that only entries of other objectives than time have.
     """
-    tuned = [_tuned_row(data, row, sources) for row in data.tuned]
+    tuned = [TunedRow(data, row, sources) for row in data.tuned]
     names = contenders(data.tuned)
     failed = (
         f"{contender_name(name)}: {row.reason(name)}"
@@ -152,35 +152,37 @@ def _knob_figures(study: Study, index: int) -> tuple[Markup, dict[str, Markup]]:
 # Published entries, and the outcomes of all trials.
 
 
-@dataclass(frozen=True)
 class TunedRow:
     """A published entry, and what opens below its row. note: graph, kind, dtype and layout.
 
     certificate: empty in older entries.
     """
 
-    row: SuiteRow
-    note: str
-    schedule: dict[str, Any]
-    resources: dict[str, Any]
-    certificate: dict[str, Any]
-    sources: tuple[SourceLine, ...]
-    strips: charts.Strips | None
+    def __init__(self, data: DeviceData, row: SuiteRow, sources: Sources) -> None:
+        self.row, self.note = row, entry_note(row.record)
+        self.schedule, self.resources, self.certificate, self.trials = (
+            mapping(row.record.get(key)) for key in ("schedule", "resources", "certificate", "trials")
+        )
+        self.default = mapping(mapping(row.record.get("default")).get("schedule"))
+        self.what = f"{row.record.get('label')}, {direction_name(row.which)}, {self.note}"
+        self.sources = sources.of(row.record, entry_schedules(row))
+        # Samples from this schedule's trials: an entry only stores median and quartiles of its published samples.
+        study = str(self.trials.get("file")).rpartition("/")[2].removesuffix(".jsonl")
+        trials = data.trials[data.trials["file"] == study]
+        by_schedule = zip(trials["schedule"], trials["samples_us"], strict=True)
+        samples = [time for tried, times in by_schedule if tried == self.schedule for time in times]
+        self.strips = charts.strips({TUNED: samples}, f"{self.what}, in the search")
 
     @property
     def entry(self) -> dict[str, Any]:
         return self.row.record
 
-    @property
-    def what(self) -> str:
-        return f"{self.entry.get('label')}, {direction_name(self.row.which)}, {self.note}"
-
     def knobs(self, names: Sequence[str]) -> tuple[Knob, ...]:
-        return knobs(names, self.schedule, mapping(mapping(self.entry.get("default")).get("schedule")))
+        return knobs(names, self.schedule, self.default)
 
     def searched(self, key: str) -> str:
         """A fact of the search behind it."""
-        value = mapping(self.entry.get("trials")).get(key)
+        value = self.trials.get(key)
         return MISSING if value is None or (isinstance(value, float) and math.isnan(value)) else str(value)
 
     def certified(self, key: str) -> float:
@@ -194,14 +196,12 @@ class TunedRow:
     @property
     def gain(self) -> str:
         gain = mapping(self.entry.get("gain"))
-        if not gain and self.schedule != mapping(mapping(self.entry.get("default")).get("schedule")):
+        if not gain and self.schedule != self.default:
             return "faster than the default by the medians; this older entry has no interval"
         if not gain:
             second = mapping(self.entry.get("runner_up"))
-            is_clear = bool(second) and verdict((number(second.get("low")), number(second.get("high")))) in (
-                SAME,
-                SLOWER,
-            )
+            interval = number(second.get("low")), number(second.get("high"))
+            is_clear = bool(second) and verdict(interval) in (SAME, SLOWER)
             return "default confirmed" if is_clear else "no clear gain; the default schedule is published"
         ratio, low, high, level = (number(gain.get(key)) for key in ("ratio", "low", "high", "level"))
         by = f" by {self.row.objectives}" if self.row.objectives else ""
@@ -226,7 +226,7 @@ class TunedRow:
         parts = {
             "schedule": True,
             "certificate": self.certificate,
-            "source": any(line.source for line in self.sources),
+            "source": any(not isinstance(source, str) for _, source, _ in self.sources),
             "raw samples of the search": self.strips,
         }
         return ", ".join(part for part, there in parts.items() if there)
@@ -236,19 +236,6 @@ def entry_schedules(row: SuiteRow) -> dict[str, Any]:
     """Direction to knobs, as in bench rows."""
     schedule = mapping(row.record.get("schedule"))
     return {row.which: schedule} if schedule else {}
-
-
-def _tuned_row(data: DeviceData, row: SuiteRow, sources: Sources) -> TunedRow:
-    schedule, resources, certificate, searched = (
-        mapping(row.record.get(key)) for key in ("schedule", "resources", "certificate", "trials")
-    )
-    lines = tuple(sources.of(row.record, entry_schedules(row)))
-    made = TunedRow(row, entry_note(row.record), schedule, resources, certificate, lines, None)
-    # Samples from this schedule's trials: an entry only stores median and quartiles of its published samples.
-    trials = data.trials[data.trials["file"] == str(searched.get("file")).rpartition("/")[2].removesuffix(".jsonl")]
-    by_schedule = zip(trials["schedule"], trials["samples_us"], strict=True)
-    samples = [time for tried, times in by_schedule if tried == schedule for time in times]
-    return replace(made, strips=charts.strips({TUNED: samples}, f"{made.what}, in the search"))
 
 
 def _outcomes(trials: pd.DataFrame) -> Iterator[dict[str, Any]]:
