@@ -24,16 +24,7 @@ import filelock
 from autotune.database.maintenance import driver_version
 from autotune.database.store import device_record, replace_file, text_of_lines
 from autotune.measure.timing import LEVEL, SLOWER, range_text, ratio_interval, verdict
-from autotune.text import (
-    DEFAULT,
-    TUNED,
-    counted,
-    direction_name,
-    geometric_mean,
-    kind_text,
-    time_text,
-    without_time,
-)
+from autotune.text import DEFAULT, TUNED, counted, direction_name, geometric_mean, kind_text, time_text, without_time
 from autotune.workload.config import find_problem
 from autotune.workload.kind import KernelKind
 from autotune.workload.known_kinds import KINDS, OPERATIONS, kernel_kind

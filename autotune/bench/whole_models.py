@@ -58,18 +58,7 @@ from autotune.measure.trial import is_out_of_memory
 from autotune.measure.worker import Worker
 from autotune.models.package import Package
 from autotune.models.whole_model import PACKAGES, RATTLED, find_atoms, open_model, package_named, published_models
-from autotune.text import (
-    DEFAULT,
-    MISSING,
-    STOCK,
-    TF32,
-    count,
-    is_ours,
-    path_and_form,
-    path_name,
-    ratio_text,
-    time_text,
-)
+from autotune.text import DEFAULT, MISSING, STOCK, TF32, count, is_ours, path_and_form, path_name, ratio_text, time_text
 from autotune.workload.graphs import Bulk
 from kernelgen.device import DeviceFacts, device_facts
 

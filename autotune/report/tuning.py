@@ -30,16 +30,7 @@ from autotune.report.rows import (
     searched_knobs,
 )
 from autotune.report.sources import Sources
-from autotune.text import (
-    MISSING,
-    TUNED,
-    contender_name,
-    count,
-    counters_text,
-    direction_name,
-    entry_note,
-    unit_for,
-)
+from autotune.text import MISSING, TUNED, contender_name, count, counters_text, direction_name, entry_note, unit_for
 from autotune.workload.objective import FIGURES
 
 STRIPS = 2
