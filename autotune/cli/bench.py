@@ -15,8 +15,6 @@ import typer
 
 from autotune.cli.options import (
     CONFIG_HELP,
-    MEASURING,
-    OUTPUT,
     PAGES_S,
     Device,
     Group,
@@ -24,10 +22,14 @@ from autotune.cli.options import (
     Reports,
     Results,
     Watch,
+    argument,
     budget_seconds,
     devices_given,
     examples,
     export_file,
+    measuring,
+    option,
+    output,
     peers_named,
     resolve_device,
     results_folder,
@@ -62,47 +64,30 @@ app = typer.Typer(
     subcommand_metavar="CONFIG | COMMAND [ARGS]...",
 )
 
-Devices = Annotated[
-    str | None, typer.Option(help="Split the problems over several devices: all, 0,1 or cpu,cpu (to try it).")
-]
-PeerNames = Annotated[str, typer.Option(help="all, none, or names: e3nn,cuequivariance.", rich_help_panel=MEASURING)]
+Devices = Annotated[str | None, option("Split the problems over several devices: all, 0,1 or cpu,cpu (to try it).")]
+PeerNames = Annotated[str, measuring("all, none, or names: e3nn,cuequivariance.")]
 Budget = Annotated[
     str | None,
-    typer.Option(
-        help="Time limit of the whole run, with units: 90s, 10m, 1h30m. The same command goes on with what is left.",
-        rich_help_panel=MEASURING,
-    ),
+    measuring("Time limit of the whole run, with units: 90s, 10m, 1h30m. The same command goes on with what is left."),
 ]
 Seconds = Annotated[
-    float | None,
-    typer.Option(
-        help="Sampling time of each contender in each pass. Default: 2, of many rows 0.3.", rich_help_panel=MEASURING
-    ),
+    float | None, measuring("Sampling time of each contender in each pass. Default: 2, of many rows 0.3.")
 ]
-Energy = Annotated[
-    bool,
-    typer.Option("--energy", help="Measure the joules of a call too (NVML); 2 s more each.", rich_help_panel=MEASURING),
-]
-Fresh = Annotated[bool, typer.Option("--fresh", help="Measure every row again.", rich_help_panel=MEASURING)]
-Verbose = Annotated[bool, typer.Option("--verbose", help="Print every step, with the time.", rich_help_panel=OUTPUT)]
-Markdown = Annotated[
-    Path | None,
-    typer.Option("--export-markdown", metavar="FILE", help="Write the table as Markdown.", rich_help_panel=OUTPUT),
-]
+Energy = Annotated[bool, measuring("Measure the joules of a call too (NVML); 2 s more each.", "--energy")]
+Fresh = Annotated[bool, measuring("Measure every row again.", "--fresh")]
+Verbose = Annotated[bool, output("Print every step, with the time.", "--verbose")]
+Markdown = Annotated[Path | None, output("Write the table as Markdown.", "--export-markdown", metavar="FILE")]
 Record = Annotated[
-    Path | None,
-    typer.Option(
-        "--export-json", metavar="FILE", help="Write the rows as JSON, raw samples included.", rich_help_panel=OUTPUT
-    ),
+    Path | None, output("Write the rows as JSON, raw samples included.", "--export-json", metavar="FILE")
 ]
 Model = Annotated[
     list[str] | None,
-    typer.Option(help="A name, a file, or module:function. Repeat it for several. Default: all that are installed."),
+    option("A name, a file, or module:function. Repeat it for several. Default: all that are installed."),
 ]
 Contender = Annotated[
-    list[str] | None, typer.Option(help="stock, equitune, cuequivariance ... Repeat it for several. Default: all.")
+    list[str] | None, option("stock, equitune, cuequivariance ... Repeat it for several. Default: all.")
 ]
-Dtype = Annotated[str, typer.Option(help="float32 or float64.")]
+Dtype = Annotated[str, option("float32 or float64.")]
 
 
 @app.command(
@@ -111,7 +96,7 @@ Dtype = Annotated[str, typer.Option(help="float32 or float64.")]
     )
 )
 def kernels(
-    config: Annotated[str, typer.Argument(metavar="CONFIG", help=CONFIG_HELP)],
+    config: Annotated[str, argument("CONFIG", CONFIG_HELP)],
     device: Device = None,
     devices: Devices = None,
     peers: PeerNames = "all",
@@ -148,9 +133,7 @@ def kernels(
 
 @app.command(epilog=examples("equitune bench again 2026-11-26"))
 def again(
-    before: Annotated[
-        str, typer.Argument(metavar="DATE", help="Such as 2026-11-26 or 2026-11-26T08:30, in UTC.", show_default=False)
-    ],
+    before: Annotated[str, argument("DATE", "Such as 2026-11-26 or 2026-11-26T08:30, in UTC.", show_default=False)],
     device: Device = None,
     devices: Devices = None,
     peers: PeerNames = "all",
@@ -231,20 +214,16 @@ def orders(device: Device = None, results: Results = None, reports: Reports = No
 def models(
     model: Model = None,
     structure: Annotated[
-        list[str] | None,
-        typer.Option(help="A name of configs/graphs.toml, or a file. Repeat it for several."),
+        list[str] | None, option("A name of configs/graphs.toml, or a file. Repeat it for several.")
     ] = None,
     contender: Contender = None,
     passes: Annotated[
-        list[str] | None,
-        typer.Option("--pass", help="energy_forces, energy_forces_stress, training or md_step. Default: all."),
+        list[str] | None, option("energy_forces, energy_forces_stress, training or md_step. Default: all.", "--pass")
     ] = None,
     dtype: Dtype = "float32",
-    together: Annotated[int, typer.Option(help="Build so many models at a time: faster, with more memory.")] = 1,
+    together: Annotated[int, option("Build so many models at a time: faster, with more memory.")] = 1,
     device: Device = None,
-    seconds: Annotated[
-        float | None, typer.Option(help="Sampling time of each contender in each row.", rich_help_panel=MEASURING)
-    ] = None,
+    seconds: Annotated[float | None, measuring("Sampling time of each contender in each row.")] = None,
     fresh: Fresh = False,
     watch: Watch = False,
     results: Results = None,
@@ -293,7 +272,7 @@ def largest(
     model: Model = None,
     contender: Contender = None,
     dtype: Dtype = "float32",
-    most_atoms: Annotated[int | None, typer.Option(help="No more atoms than that; a CPU needs it.")] = None,
+    most_atoms: Annotated[int | None, option("No more atoms than that; a CPU needs it.")] = None,
     device: Device = None,
     fresh: Fresh = False,
     results: Results = None,

