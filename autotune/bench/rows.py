@@ -45,32 +45,13 @@ def identity_of(row: Mapping[str, Any]) -> tuple[Any, ...]:
     return (*(row[name] for name in IDENTITY), row.get("deterministic", False))
 
 
-def less_accurate(row: Mapping[str, Any]) -> frozenset[str]:
-    """Contenders whose errors are larger than our kernels of the problem may have, such as TF32 products for ``ieee``.
-
-    They are timed, but no speed-up is over them. None for a problem that is not known here. An entry of the database
-    keeps no peer's errors: there the peer's name tells.
-    """
-    operation, problem, dtype = (str(row.get(name)) for name in ("operation", "problem", "dtype"))
-    limit, errors = _largest_allowed(operation, problem, dtype), row.get("errors")
-    given = errors if isinstance(errors, dict) else {}
-    named = {name for name in row.get("peers") or () if name.endswith("-tf32") and "|ieee|" in problem}
-    return frozenset(name for name, found in given.items() if largest_error(found) > limit) | named
-
-
 @functools.lru_cache(maxsize=4096)
 def _largest_allowed(operation: str, problem: str, dtype: str) -> float:
+    """The relative error that our kernels of a problem may have; infinite for a problem that is not known here."""
     try:
         return kernel_kind(operation).tolerance(find_problem(problem), dtype)
     except (EquituneError, KeyError):
         return math.inf
-
-
-def largest_error(found: Any) -> float:
-    """The largest number among the errors of a contender, by direction, output and perhaps block; 0 without any."""
-    if isinstance(found, dict | list):
-        return max(map(largest_error, found.values() if isinstance(found, dict) else found), default=0.0)
-    return float(found) if isinstance(found, float) and math.isfinite(found) else 0.0
 
 
 def lost_peers(stored: Row | None, row: Row) -> dict[str, str]:
@@ -211,8 +192,14 @@ class SuiteRow:
         self.over_floor = self.time_us / self.floor_us
         # Traffic that ``ncu`` counted, of an entry's row.
         self.dram_bytes = number(resources.get("dram_read_bytes")) + number(resources.get("dram_write_bytes"))
-        # Contenders that are timed, but not compared; the others; and the fastest of these that has a time.
-        self.less_accurate = less_accurate(record)
+        # Contenders that are timed, but not compared, such as TF32 products for ``ieee``: their errors are larger than
+        # those of our kernels may be. An entry of the database keeps no peer's errors: there the peer's name tells.
+        problem = self.text("problem")
+        limit = _largest_allowed(self.text("operation"), problem, self.text("dtype"))
+        worst = {name: self.accuracy(name) for name in mapping(record.get("errors"))}
+        named = {name for name in record.get("peers") or () if name.endswith("-tf32") and "|ieee|" in problem}
+        self.less_accurate = named | {name for name, found in worst.items() if found and found.error > limit}
+        # The others; and the fastest of these that has a time.
         peers = [name for name in self.times if name not in {TUNED, DEFAULT} | self.less_accurate]
         timed = [name for name in peers if self.times[name] > 0]
         self.peer = min(timed, key=lambda name: (self.times[name], name), default=None)

@@ -19,7 +19,6 @@ from autotune.bench import rows as bench_rows
 from autotune.bench.rows import (
     SuiteRow,
     identity_of,
-    less_accurate,
     markdown_text,
     seconds_text,
     store_rows,
@@ -90,9 +89,9 @@ def test_a_peer_of_less_accuracy_is_timed_but_not_compared() -> None:
     told = "less accurate than the row asks, so not compared: fast in 1 row"
     assert told in "\n".join(summary_lines([*asked.values()]))
     assert told not in "\n".join(summary_lines([asked["tf32"]]))
-    assert less_accurate(asked["ieee"] | {"problem": "unknown|key"}) == frozenset()
+    assert SuiteRow(asked["ieee"] | {"problem": "unknown|key"}).less_accurate == set()
     entry = {"operation": "radial", "dtype": "float32", "peers": {"product-ieee": {}, "product-tf32": {}}}
-    judged = {kind: less_accurate(entry | {"problem": asked[kind]["problem"]}) for kind in ("ieee", "tf32")}
+    judged = {kind: SuiteRow(entry | {"problem": asked[kind]["problem"]}).less_accurate for kind in ("ieee", "tf32")}
     assert judged == {"ieee": {"product-tf32"}, "tf32": set()}, "an entry has no errors of peers"
 
 
