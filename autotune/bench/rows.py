@@ -179,8 +179,16 @@ class SuiteRow:
         self.deterministic = record.get("deterministic") is True
         # How it differs from a normal convolution: plain, deterministic, both or nothing.
         self.form = kind_text(self.text("operation"), self.deterministic)
-        # The row in words.
-        self.what = f"{self.text('label')} on {self.graph}, {direction_name(self.which)}"
+        # The row in words, and in a line of a terminal.
+        label = self.text("label")
+        self.what = f"{label} on {self.graph}, {direction_name(self.which)}"
+        self.kernel_text = f"{self.text('operation')} {self.text('dtype')}{' deterministic' * self.deterministic}"
+        self.name = f"{label} on {self.graph}, {self.kernel_text}, {self.which}"
+        # The key shared by the deterministic and the normal row of a kernel.
+        parts = ("label", "problem", "operation", "dtype", "layout", "graph_class", "pass")
+        self.kernel = (*map(self.text, parts), self.graph)
+        # Knobs of the default, as an entry keeps them; None in other records.
+        self.default_schedule = self._timing(DEFAULT).get("schedule")
         # Contender -> median; NaN if it failed.
         self.times = {name: positive(self._timing(name).get("time_us")) for name in mapping(record.get("times"))}
         self.time_us, self.default_us = (self.times.get(name, math.nan) for name in (TUNED, DEFAULT))
@@ -229,16 +237,6 @@ class SuiteRow:
         return number(self.record.get(key))
 
     @property
-    def name(self) -> str:
-        """The row in a line of a terminal."""
-        return f"{self.text('label')} on {self.graph}, {self.kernel_text}, {self.which}"
-
-    @property
-    def kernel_text(self) -> str:
-        """``conv float32 deterministic``"""
-        return f"{self.text('operation')} {self.text('dtype')}{' deterministic' if self.deterministic else ''}"
-
-    @property
     def kind(self) -> KernelKind:
         operation = self.text("operation")
         return kernel_kind(operation) if operation in OPERATIONS else KINDS[0]
@@ -251,12 +249,6 @@ class SuiteRow:
     @property
     def group(self) -> str:
         return self.kind.group(self.text("problem"), self.text("operation"), self.text("dtype"))
-
-    @property
-    def kernel(self) -> tuple[str, ...]:
-        """The key shared by the deterministic and the normal row of a kernel."""
-        names = ("label", "problem", "operation", "dtype", "layout", "graph_class", "pass")
-        return (*(self.text(name) for name in names), self.graph)
 
     def _timing(self, contender: str) -> dict[str, Any]:
         return mapping(mapping(self.record.get("times")).get(contender))
@@ -299,11 +291,6 @@ class SuiteRow:
             return ""
         low, high = ratio_interval(ours, theirs, paired=True)
         return f"{low:.3f} to {high:.3f} at {LEVEL:.0%}" if math.isfinite(high) else ""
-
-    @property
-    def default_schedule(self) -> Any:
-        """Knobs of the default, as an entry keeps them; None in other records."""
-        return self._timing(DEFAULT).get("schedule")
 
     def stored_interval(self, contender: str) -> tuple[float, float] | None:
         """Of the ratio to the tuned time, as an entry keeps it, without samples; None if it does not."""

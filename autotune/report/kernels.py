@@ -5,8 +5,6 @@ from __future__ import annotations
 import math
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
-from functools import cached_property
 from statistics import median
 from typing import Any, TypeVar
 
@@ -15,7 +13,7 @@ from markupsafe import Markup
 from autotune.bench.rows import SuiteRow, mapping
 from autotune.report import charts
 from autotune.report.devices import PASSES, DeviceData
-from autotune.report.rows import GROUPS, Knob, knob_names, knobs
+from autotune.report.rows import GROUPS, knob_names, knobs
 from autotune.report.sources import SourceLine, Sources
 from autotune.text import DEFAULT, TUNED, bytes_text, direction_name, geometric_mean
 from autotune.workload.known_kinds import RADIAL
@@ -52,7 +50,7 @@ def kernels(rows: Sequence[SuiteRow], sources: Sources) -> dict[str, Any]:
     return {
         "rows": rows,
         "benched": [
-            BenchedRow(row, tuple(sources.of(row.record, row.schedules(TUNED))), price_of.get(id(row), math.nan))
+            BenchedRow(row, sources.of(row.record, row.schedules(TUNED)), price_of.get(id(row), math.nan))
             for row in rows
         ],
         "means": list(_means(rows, price_of)),
@@ -122,58 +120,37 @@ def _dots(rows: Sequence[SuiteRow]) -> Markup | None:
 # A bench row with what opens below it: all contenders, raw samples, schedules, their source and resources.
 
 
-@dataclass(frozen=True)
 class BenchedRow:
     """price: of determinism, NaN for a normal row."""
 
-    row: SuiteRow
-    sources: tuple[SourceLine, ...]
-    price: float = math.nan
-
-    @property
-    def contenders(self) -> list[str]:
-        """Ours first, then the peers by time, then those that failed."""
-        times, last = self.row.times, {TUNED: -2.0, DEFAULT: -1.0}
-        return sorted(times, key=lambda name: last.get(name, math.inf if math.isnan(times[name]) else times[name]))
-
-    @property
-    def ordered(self) -> bool:
-        return any(not math.isnan(self.row.order_us(name)) for name in self.row.times)
-
-    @cached_property
-    def strips(self) -> charts.Strips | None:
-        return charts.strips({name: self.row.samples(name) for name in self.contenders}, self.row.what)
-
-    @cached_property
-    def knob_names(self) -> list[str]:
-        return knob_names(self.row.schedules(TUNED).values())
-
-    @property
-    def schedules(self) -> Iterator[tuple[str, str, tuple[Knob, ...]]]:
-        """(direction, origin, knobs) of the tuned schedules."""
-        origins, default = mapping(self.row.record.get("origins")), self.row.schedules(DEFAULT)
-        for direction, chosen in self.row.schedules(TUNED).items():
-            shown = knobs(self.knob_names, chosen, default.get(direction, {}))
-            yield direction, str(origins.get(direction) or ""), shown
-
-    @property
-    def resources(self) -> list[tuple[str, str, dict[str, Any]]]:
-        """(direction, contender, the compiler's report)."""
-        return [(direction, name, report) for name in (TUNED, DEFAULT)
-                for direction, report in self.row.resources(name).items()]  # fmt: skip
-
-    @property
-    def summary(self) -> str:
-        """What opens, in a line."""
-        failed = sum(math.isnan(time_us) for time_us in self.row.times.values())
+    def __init__(self, row: SuiteRow, sources: Sequence[SourceLine], price: float = math.nan) -> None:
+        self.row, self.sources, self.price = row, sources, price
+        # Ours first, then the peers by time, then those that failed.
+        last = {TUNED: -2.0, DEFAULT: -1.0}
+        rank = {name: math.inf if math.isnan(time_us) else time_us for name, time_us in row.times.items()} | last
+        self.contenders = sorted(row.times, key=rank.__getitem__)
+        self.ordered = any(not math.isnan(row.order_us(name)) for name in row.times)
+        self.strips = charts.strips({name: row.samples(name) for name in self.contenders}, row.what)
+        # (direction, origin, knobs) of the tuned schedules.
+        tuned, default, origins = row.schedules(TUNED), row.schedules(DEFAULT), mapping(row.record.get("origins"))
+        self.knob_names = knob_names(tuned.values())
+        self.schedules = [
+            (direction, str(origins.get(direction) or ""), knobs(self.knob_names, chosen, default.get(direction, {})))
+            for direction, chosen in tuned.items()
+        ]
+        # (direction, contender, the compiler's report).
+        self.resources = [(direction, name, report) for name in (TUNED, DEFAULT)
+                          for direction, report in row.resources(name).items()]  # fmt: skip
+        # What opens, in a line.
+        failed = sum(math.isnan(time_us) for time_us in row.times.values())
         parts = {
-            f"{len(self.row.times)} contenders" + (f" ({failed} failed)" if failed else ""): True,
-            "schedules": self.row.schedules(TUNED),
-            "resources": self.row.resources(TUNED),
+            f"{len(row.times)} contenders" + (f" ({failed} failed)" if failed else ""): True,
+            "schedules": tuned,
+            "resources": row.resources(TUNED),
             "raw samples": self.strips,
-            "source": any(not isinstance(source, str) for _, source, _ in self.sources),
+            "source": any(not isinstance(source, str) for _, source, _ in sources),
         }
-        return ", ".join(part for part, there in parts.items() if there)
+        self.summary = ", ".join(part for part, there in parts.items() if there)
 
 
 # Each kernel's traffic against what the device's memory gives.

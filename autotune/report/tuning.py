@@ -14,7 +14,7 @@ from typing import Any
 import pandas as pd
 from markupsafe import Markup
 
-from autotune.bench.rows import SuiteRow, mapping, number
+from autotune.bench.rows import SuiteRow, mapping, number, positive
 from autotune.measure.timing import SAME, SLOWER, verdict
 from autotune.measure.trial import STATES
 from autotune.report import charts
@@ -268,52 +268,37 @@ class Trials:
     spread: str
 
 
-@dataclass(frozen=True)
 class Replay:
     """The replay of one record. name: of its file."""
 
-    name: str
-    record: Mapping[str, Any]
+    def __init__(self, name: str, record: Mapping[str, Any]) -> None:
+        self.record, graph = record, record.get("graph")
+        facts = [direction_name(record[key]) for key in ("label", "direction") if record.get(key)]
+        self.title = " \N{MIDDLE DOT} ".join(facts) or name
+        details = [mapping(graph).get("name") or graph, *map(record.get, ("operation", "dtype", "layout"))]
+        self.detail = ", ".join(detail for detail in details if isinstance(detail, str) and detail) or name
+        # The default's time over the best.
+        best_us = positive(record.get("best_us"))
+        self.default_ratio = number(record.get("default_us")) / best_us
+        # Samplers by shown name, the usual ones first.
+        by_name = {sampler_name(str(key)): mapping(value) for key, value in mapping(record["samplers"]).items()}
+        order = [*SAMPLERS.values()]
+        names = sorted(by_name, key=lambda one: (order.index(one) if one in order else 9, one))
+        self.samplers = {sampler: by_name[sampler] for sampler in names}
+        # The fewest trials of all samplers.
+        medians = (self.trials(sampler).median for sampler in names)
+        self.least = min((median for median in medians if not math.isnan(median)), default=math.nan)
 
     def number(self, key: str) -> float:
         return number(self.record.get(key))
-
-    @property
-    def default_ratio(self) -> float:
-        """The default's time over the best."""
-        return self.number("default_us") / self.number("best_us") if self.number("best_us") > 0 else math.nan
 
     def pruned(self, key: str) -> float:
         """``skipped``: schedules that pruning would have skipped; ``fastest_skipped``: their fastest over the best."""
         return number(mapping(self.record.get("pruning")).get(key))
 
-    @property
-    def title(self) -> str:
-        facts = [direction_name(self.record[key]) for key in ("label", "direction") if self.record.get(key)]
-        return " \N{MIDDLE DOT} ".join(facts) or self.name
-
-    @property
-    def detail(self) -> str:
-        graph = self.record.get("graph")
-        facts = [mapping(graph).get("name") or graph, *(self.record.get(k) for k in ("operation", "dtype", "layout"))]
-        return ", ".join(fact for fact in facts if isinstance(fact, str) and fact) or self.name
-
-    @property
-    def samplers(self) -> dict[str, dict[str, Any]]:
-        """Samplers by shown name, the usual ones first."""
-        by_name = {sampler_name(str(key)): mapping(value) for key, value in mapping(self.record["samplers"]).items()}
-        order = [*SAMPLERS.values()]
-        return {name: by_name[name] for name in sorted(by_name, key=lambda n: (order.index(n) if n in order else 9, n))}
-
     def trials(self, sampler: str) -> Trials:
         """Until a schedule near the best was met."""
         return trials_of(mapping(self.samplers.get(sampler, {}).get("trials_to")).get(NEAR))
-
-    @property
-    def least(self) -> float:
-        """The fewest trials of all samplers."""
-        medians = (self.trials(name).median for name in self.samplers)
-        return min((trials for trials in medians if not math.isnan(trials)), default=math.nan)
 
     @property
     def transfers(self) -> Iterator[tuple[str, str, float, Trials, Trials]]:
