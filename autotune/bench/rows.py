@@ -438,7 +438,7 @@ def _speed_ups(rows: Sequence[SuiteRow]) -> Iterator[str]:
         ratios = [row.new_graph_ratio for row in ordered]
         mean = f"{geometric_mean(ratios):.2f} ({min(ratios):.2f}), {counted(len(ratios), 'row')}"
         share = statistics.median(row.order_us() / row.time_us for row in ordered)
-        yield (f"with ordering of a new graph in every call: {mean}; the ordering takes {share:.2f} of a call (median)")
+        yield f"with ordering of a new graph in every call: {mean}; the ordering takes {share:.2f} of a call (median)"
     if compared:
         below, lost = [row for row in compared if row.ratio < TARGET], sum(row.ratio < 1 for row in compared)
         yield f"rows with a speed-up below 1.00: {lost}; below {TARGET}: {len(below)} of {len(compared)}"

@@ -28,6 +28,7 @@ from autotune.workload.workload import Workload, moved_bytes
 from kernelgen.kernels.knobs import Knobs
 
 if TYPE_CHECKING:
+    from autotune.compare.peers.peer import Peer
     from autotune.measure.kinds import GraphOrder
     from autotune.measure.timing import Sampler, Timing
 
@@ -501,19 +502,16 @@ class ComparisonSession(WorkloadSession):
 
     def __init__(self, setting: ComparisonSetting) -> None:
         super().__init__(setting.workload, setting.device)
-        self.peers = self._peers(setting.peers)
+        self.peers: dict[str, Peer] = {}
+        if setting.peers != ():
+            from autotune.compare.peers import peers_for
+
+            peers = peers_for(self.workload, self.device, self.tensors, self.reference)
+            self.peers = {peer.name: peer for peer in peers if setting.peers is None or peer.name in setting.peers}
         self.contenders: dict[str, Any] = {}
         # What each does once for a new graph.
         self.orders: dict[str, GraphOrder | None] = {}
         self.samplers: dict[str, Sampler] = {}
-
-    def _peers(self, names: tuple[str, ...] | None) -> dict[str, Any]:
-        if names == ():
-            return {}
-        from autotune.compare.peers import peers_for
-
-        peers = peers_for(self.workload, self.device, self.tensors, self.reference)
-        return {peer.name: peer for peer in peers if names is None or peer.name in names}
 
     def build_seconds(self) -> dict[str, float]:
         """By peer that takes part, the most seconds that it takes to compile itself."""
