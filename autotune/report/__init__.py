@@ -40,6 +40,7 @@ def write_reports(results_dir: str | Path, reports_dir: str | Path, only: str | 
     slugs = [slug for slug in device_slugs(results) if only in (None, slug)]
     others = all_rows(results)
     pages = [build_page(load_device(results, slug), others) for slug in slugs]
+    reports.mkdir(parents=True, exist_ok=True)
     return [_publish(reports, page) for page in pages]
 
 
@@ -120,11 +121,8 @@ def summary_table(results_dir: str | Path, device: str | None = None) -> str:
 
 def _publish(folder: Path, page: Page) -> Path:
     """Write what stands beside a page, then the page, then remove sources that it no longer names; returns its path."""
-    folder.mkdir(parents=True, exist_ok=True)
     files = page.files()
     sources = folder / f"{page.name}.sources"
-    if page.sources:
-        sources.mkdir(exist_ok=True)
     for name, text in files.items():
         _write(folder / name, text)
     for path in sources.glob("*.js"):
@@ -135,6 +133,7 @@ def _publish(folder: Path, page: Page) -> Path:
 
 def _write(path: Path, text: str) -> None:
     """Write a temporary file, then rename it: a reader never sees an incomplete one."""
+    path.parent.mkdir(parents=True, exist_ok=True)
     handle, name = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.", text=True)
     try:
         with named_in_errors(path), os.fdopen(handle, "w", encoding="utf-8") as file:
