@@ -155,7 +155,7 @@ def mapping(value: Any) -> dict[str, Any]:
 
 def sample_times(value: Any) -> list[float]:
     """The valid times in a stored list of samples, without null, text and values that are not positive."""
-    return [number(item) for item in (value if isinstance(value, list) else ()) if number(item) > 0]
+    return [number(item) for item in (value if isinstance(value, list | tuple) else ()) if number(item) > 0]
 
 
 @dataclass(frozen=True)

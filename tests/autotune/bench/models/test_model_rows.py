@@ -284,7 +284,7 @@ def test_a_row_whose_cells_are_of_several_runs_is_measured_again(
 
 def test_a_cell_says_what_it_ran_on(monkeypatch: pytest.MonkeyPatch) -> None:
     facts = device_facts("cpu")
-    monkeypatch.setattr(model_rows, "_installed", {"openequivariance": "0.6.9"}.get)
+    monkeypatch.setattr(model_rows, "installed_version", {"openequivariance": "0.6.9"}.get)
     assert signed("openequivariance-captured", {}, facts)["versions"] == {"openequivariance": "0.6.9"}
     assert "versions" not in signed("stock", {}, facts) and "code" in signed("equitune-captured", {}, facts)
 
