@@ -266,10 +266,10 @@ class _Group:
         for (structure, which), contenders in self.plan.todo.items():
             row = self._row(structure, which)
             # The file with the values of stock in float64, if it can run.
-            exact: Path | None = self.exact / f"{self.plan.model}-{structure}-{which}.pt".replace("/", "_")
-            answer = self.ask(REFERENCE, ModelSession.write_exact, structure, which, exact)
-            if "error" in answer:
-                row["no_exact_values"], exact = answer["error"], None
+            path = self.exact / f"{self.plan.model}-{structure}-{which}.pt".replace("/", "_")
+            answer = self.ask(REFERENCE, ModelSession.write_exact, structure, which, path)
+            exact = None if "error" in answer else path
+            row |= {"no_exact_values": answer["error"]} if "error" in answer else {}
             for contender in contenders:
                 cell = self.ask(contender, ModelSession.measure, structure, which, exact, self.request.effort)
                 row["contenders"][contender] = signed(contender, cell, self.facts)

@@ -305,8 +305,10 @@ def certify(
             raise ConfigError(unknown_name("dtype", dtype, DTYPES))
     if effort not in EFFORTS:
         raise ConfigError(unknown_name("effort", effort, EFFORTS))
-    given: Mapping[str, Atoms] | None = structures
-    if structures is not None and not isinstance(structures, Mapping):
+    given: Mapping[str, Atoms] | None
+    if structures is None or isinstance(structures, Mapping):
+        given = structures
+    else:
         given = {f"{place}: {atoms.get_chemical_formula()}": atoms for place, atoms in enumerate(structures, 1)}
     seconds = None if budget is None else parse_duration(budget)
     run = _Run(_subject(model, device, own), tuple(dtypes), seed, EFFORTS[effort], seconds)
