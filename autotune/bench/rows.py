@@ -184,7 +184,7 @@ class SuiteRow:
         self.what = f"{label} on {self.graph}, {direction_name(self.which)}"
         self.kernel_text = f"{self.text('operation')} {self.text('dtype')}{' deterministic' * self.deterministic}"
         self.name = f"{label} on {self.graph}, {self.kernel_text}, {self.which}"
-        # The key shared by the deterministic and the normal row of a kernel.
+        # The key shared by the deterministic and the normal row of a kernel; its end are the pass and the graph.
         parts = ("label", "problem", "operation", "dtype", "layout", "graph_class", "pass")
         self.kernel = (*map(self.text, parts), self.graph)
         # Knobs of the default, as an entry keeps them; None in other records.

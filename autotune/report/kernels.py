@@ -201,7 +201,7 @@ def counted_traffic(data: DeviceData, rows: Iterable[SuiteRow]) -> dict[int, flo
     entries = {(row.kernel, row.deterministic): row for row in data.tuned if row.dram_bytes > 0}
 
     def of_direction(row: SuiteRow, direction: str, schedule: dict[str, Any]) -> float:
-        kernel = SuiteRow({**row.record, "pass": direction}).kernel
+        kernel = (*row.kernel[:-2], direction, row.graph)  # the same in another pass
         entry = entries.get((kernel, row.deterministic))
         return entry.dram_bytes if entry is not None and entry.record.get("schedule") == schedule else math.nan
 
