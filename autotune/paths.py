@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.metadata
 import importlib.util
 import os
 import shlex
@@ -74,6 +75,14 @@ def named_in_errors(path: Path) -> Iterator[None]:
 
 # Imported by these names, and distributed under them. Commands and searches need them, a model that runs does not.
 TUNE = ("ase", "jinja2", "matplotlib", "optuna", "pandas", "rich", "scipy", "typer")
+
+
+def installed_version(distribution: str) -> str | None:
+    """None if it is not installed."""
+    try:
+        return importlib.metadata.version(distribution)
+    except importlib.metadata.PackageNotFoundError:
+        return None
 
 
 def missing_packages() -> tuple[str, ...]:

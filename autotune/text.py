@@ -64,6 +64,11 @@ def contender_name(key: str) -> str:
     return NAMES[key] if key in NAMES else f"{NAMES.get(path, path)}, {FORMS[form]}" if form else key
 
 
+def path_name(key: str) -> str:
+    """A way to run a whole model, in a sentence."""
+    return "Equitune" if key == TUNED else contender_name(key)
+
+
 def is_ours(key: str) -> bool:
     """Whether Equitune takes part in a contender, alone or inside another library's model."""
     return path_and_form(key)[0].partition("+")[0] in (TUNED, DEFAULT, STREAMED, FUSED, TF32)

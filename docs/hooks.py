@@ -17,12 +17,12 @@ from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any, get_args
 
-from autotune.bench.rows import fastest_peer, geometric_mean, ratio
+from autotune.bench.model_rows import ModelRow
+from autotune.bench.model_rows import model_rows as rows_of_models
+from autotune.bench.rows import SuiteRow
 from autotune.models.whole_model import published_models
 from autotune.report.models import PACKAGES, gains
-from autotune.report.rows import ModelRow
-from autotune.report.rows import model_rows as rows_of_models
-from autotune.text import CAPTURED, DEFAULT, STOCK, TF32, TUNED, contender_name, is_ours, path_and_form
+from autotune.text import CAPTURED, STOCK, TF32, TUNED, contender_name, geometric_mean, is_ours, path_and_form
 
 ROOT = Path(__file__).resolve().parents[1]
 MARK = re.compile(r"^<!-- table: ([a-z0-9-]+) -->$", re.MULTILINE)
@@ -321,35 +321,25 @@ OPERATIONS = {
 }
 
 
-def bench_rows() -> list[dict[str, Any]]:
+def bench_rows() -> list[SuiteRow]:
     """Without fused radial convolutions: what those are compared with are other forms of ours."""
-    return [row for row in record(GPU)["rows"] if row["operation"] != "radial"]
+    return [SuiteRow(row) for row in record(GPU)["rows"] if row["operation"] != "radial"]
 
 
-def kind_of(row: dict[str, Any]) -> str:
-    name = "fully connected" if "uvw" in row["problem"] else OPERATIONS[row["operation"]]
-    return f"{name}, {row['dtype']}" + ", deterministic" * row["deterministic"]
-
-
-def untuned_ratio(row: dict[str, Any]) -> float | None:
-    """The fastest peer's time over that of the rules' default."""
-    default, value = row["times"].get(DEFAULT, {}), ratio(row)
-    if value is None or "time_us" not in default:
-        return None
-    return value * row["times"][TUNED]["time_us"] / default["time_us"]
+def kind_of(row: SuiteRow) -> str:
+    name = "fully connected" if "uvw" in row.text("problem") else OPERATIONS[row.text("operation")]
+    return f"{name}, {row.text('dtype')}" + ", deterministic" * row.deterministic
 
 
 def kernel_gains(untuned: bool = False) -> str:
     """By kind of kernel: rows, and by pass the mean and the least of the fastest peer's time over ours."""
-    kinds: dict[str, list[dict[str, Any]]] = {}
+    kinds: dict[str, list[SuiteRow]] = {}
     for row in bench_rows():
         kinds.setdefault(kind_of(row), []).append(row)
-    which, lines = untuned_ratio if untuned else ratio, []
+    lines = []
     for kind, group in kinds.items():
-        cells = []
-        for column in COLUMNS.values():
-            found = [which(row) for row in group if row["pass"] in column]
-            cells.append(mean_and_least([math.nan if value is None else value for value in found]))
+        in_columns = ([row for row in group if row.which in column] for column in COLUMNS.values())
+        cells = [mean_and_least([row.untuned_ratio if untuned else row.ratio for row in some]) for some in in_columns]
         lines.append([kind, str(len(group)), *cells])
     return table(["kernels", "rows", *COLUMNS], sorted(lines))
 
@@ -358,11 +348,9 @@ def level_rows() -> str:
     """Rows of tuned kernels that are slower than the fastest peer."""
     lines = []
     for row in bench_rows():
-        value, peer = ratio(row), fastest_peer(row)
-        if value is not None and value < 1:
-            times = (row["times"][TUNED]["time_us"], row["times"][peer]["time_us"])
-            name = f"{row['label']} on {row['graph']['name']}, {row['dtype']}, {row['pass']}"
-            lines.append([name, *(f"{time:.2f} us" for time in times)])
+        if row.ratio < 1:
+            name = f"{row.text('label')} on {row.graph}, {row.text('dtype')}, {row.which}"
+            lines.append([name, *(f"{time_us:.2f} us" for time_us in (row.time_us, row.peer_us))])
     return table(["row", "Equitune", "fastest peer"], lines)
 
 

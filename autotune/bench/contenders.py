@@ -20,18 +20,17 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from autotune.bench.rows import DEFAULT, OURS
 from autotune.errors import ConfigError, PeerError, unknown_name
 from autotune.models.capture import capture, capture_training
 from autotune.models.package import Package, dtype_of
 from autotune.models.stand_ins import CONVOLUTIONS, KIND_NAMES
 from autotune.models.whole_model import PACKAGES, WholeModel
-from autotune.text import CAPTURED, FUSED, STREAMED, TF32, path_and_form
+from autotune.text import CAPTURED, DEFAULT, FUSED, STOCK, STREAMED, TF32, TUNED, path_and_form
 
 if TYPE_CHECKING:
     from autotune.models.capture import CapturedTraining
 
-STOCK, SYMMETRIX = "stock", "symmetrix"
+SYMMETRIX = "symmetrix"
 # The module of each peer, and what to install for it.
 _PEERS = {
     "cuequivariance": ("cuequivariance_torch", "equitune[peers-gpu]"),
@@ -39,7 +38,7 @@ _PEERS = {
     "flashtp": ("flashTP_e3nn", "flashTP, from its repository"),
     "triton": ("triton", "triton"),
 }
-_JOINT = f"{OURS}+"
+_JOINT = f"{TUNED}+"
 _CAPTURED = "captured"
 _WITHOUT_KERNEL = ("Linear", "FullyConnectedTensorProduct")
 # Peers that choose kernels during their first calls get so many before they are timed; others settle in a few.
@@ -51,7 +50,7 @@ def contenders_of(package: Package) -> tuple[str, ...]:
     together = (_JOINT + peer for peer in package.joined)
     others = (STOCK, *package.peers)
     return (
-        OURS,
+        TUNED,
         *((CAPTURED,) if package.captured else ()),
         STREAMED,
         FUSED,
@@ -96,7 +95,7 @@ def build(contender: str, model: WholeModel) -> tuple[WholeModel, str]:
         if form == _CAPTURED:
             return captured_form(eager), said
         return eager.with_module(model.package.in_compiled_form(eager.module, form, model.device)), said
-    if contender in (OURS, DEFAULT):
+    if contender in (TUNED, DEFAULT):
         return model, _accelerated(model.module, KIND_NAMES)
     if contender in (STREAMED, FUSED):
         return model, _with_weights_inside(contender, model)
@@ -201,6 +200,9 @@ def _accelerated(model: torch.nn.Module, kinds: tuple[str, ...], **options: Any)
 
 def require_usable(contender: str, device: str) -> None:
     """PeerError if what the contender needs is not installed, or does not run on the device."""
+    from autotune.compare.peers import ADAPTERS
+
+    of_kernels = {adapter.name: adapter for adapter in ADAPTERS}
     if contender == SYMMETRIX and importlib.util.find_spec("symmetrix") is None:
         raise PeerError("not installed; pip install symmetrix-xl-cuda13-sm90, or what fits the device")
     path, form = path_and_form(contender)
@@ -208,27 +210,16 @@ def require_usable(contender: str, device: str) -> None:
         raise PeerError("TF32 needs an NVIDIA GPU")
     if form == _CAPTURED and torch.device(device).type != "cuda":
         raise PeerError("CUDA graphs need a GPU")
-    for name in path.removeprefix(_JOINT).split("+"):
-        if reason := _unusable(name, device):
+    for name in (name for name in path.removeprefix(_JOINT).split("+") if name in _PEERS):
+        module, install = _PEERS[name]
+        if name in of_kernels:
+            reason = of_kernels[name].unusable(torch.device(device))
+        elif name == "triton" and torch.device(device).type != "cuda":
+            reason = "its kernels need a CUDA device"
+        else:
+            reason = None if importlib.util.find_spec(module) else f"not installed; install {install}"
+        if reason:
             raise PeerError(reason)
-
-
-def _unusable(name: str, device: str) -> str | None:
-    """Why a peer cannot run on this device; None if it can, or is none that is known here."""
-    if name not in _PEERS:
-        return None
-    if name == "cuequivariance":
-        from autotune.compare.peers.cuequivariance import no_kernels
-
-        return no_kernels(torch.device(device))
-    if name == "openequivariance":
-        from autotune.compare.peers.openequivariance import no_module
-
-        return no_module(torch.device(device))
-    if name == "triton" and torch.device(device).type != "cuda":
-        return "its kernels need a CUDA device"
-    module, install = _PEERS[name]
-    return None if importlib.util.find_spec(module) else f"not installed; install {install}"
 
 
 def _require_kernels(name: str, model: torch.nn.Module, caught: list[Any]) -> None:

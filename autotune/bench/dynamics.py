@@ -106,9 +106,6 @@ class Dynamics:
         seconds["rest"] = whole - sum(seconds.values())
         return {name: round(value / steps * 1e3, 4) for name, value in seconds.items()}
 
-    def _launches(self) -> bool:
-        return isinstance(self.calculator, QuickSteps) and self.calculator.kept_inputs().launches
-
     @contextmanager
     def _clocks(self) -> Iterator[dict[str, float]]:
         """Within, the seconds of neighbors and of the model add up in what is yielded.
@@ -141,7 +138,8 @@ class Dynamics:
         def with_clock(model: Any) -> Any:
             models.append(model)
             # A captured model's calculator launches it by itself.
-            return model if self._launches() else _Called(model, timed("model", model))
+            launches = isinstance(self.calculator, QuickSteps) and self.calculator.kept_inputs().launches
+            return model if launches else _Called(model, timed("model", model))
 
         with ExitStack() as stack:
             for owner, name in places:

@@ -25,12 +25,10 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from autotune.bench.rows import (
-    DEFAULT,
-    OURS,
     Row,
+    SuiteRow,
     identity_of,
     lost_peers,
-    row_name,
     seconds_text,
     store_rows,
     stored_rows,
@@ -57,7 +55,7 @@ from autotune.errors import ConfigError, WorkerError
 from autotune.measure.kinds import measured_kind, new_graph, order_ms, space_of
 from autotune.measure.timing import require_energy
 from autotune.measure.worker import START_LIMIT_S, Worker, on_each
-from autotune.text import NOT_COMPARED, counted
+from autotune.text import DEFAULT, NOT_COMPARED, TUNED, counted
 from autotune.workload.config import TuneConfig, by_problem, find_problem, load_config, load_graphs
 from autotune.workload.graphs import GraphSpec, build_graph
 from autotune.workload.known_kinds import CONVOLUTIONS, kernel_kind
@@ -140,19 +138,21 @@ class _Run:
     folder: Path
     peers: tuple[str, ...]
     seconds_each: float
-    console: Console
+    console: Console | None = None
     verbose: bool = False
     # When the run began, and when it ends if it has a budget, as moments of ``time.monotonic``.
     span: tuple[float, float | None] = field(default_factory=lambda: (time.monotonic(), None))
     # Name to print before lines, among several processes.
     name: str = ""
     energy: bool = False
-    watch: Callable[[str], object] = lambda line: None
+    watch: Callable[[str], object] | None = None
 
     def say(self, text: str) -> None:
         text = f"[{self.name}] {text}" if self.name else text
-        self.console.print(text, markup=False, highlight=False, soft_wrap=True)
-        self.watch(text)
+        if self.console is not None:
+            self.console.print(text, markup=False, highlight=False, soft_wrap=True)
+        if self.watch is not None:
+            self.watch(text)
 
     def measure(self, plans: Sequence[Plan], fresh: bool, devices: tuple[str, ...] = ()) -> list[Row]:
         """Rows of all plans, in their order. ``devices``: where to measure, if on several."""
@@ -165,8 +165,9 @@ class _Run:
         failures = known_failures(stored.values(), [plan.workload for plan in plans], software)
         groups = [list(group) for _, group in itertools.groupby(todo, key=lambda plan: kind_of(plan.workload))]
         several, on_gpu = len(devices) > 1 and len(groups) > 1, self.facts.backend == "cuda"
-        with CompileAhead(self.device, cores_free(PROCESSES if on_gpu and not several else 0), failures) as ahead:
-            waits = several or not on_gpu
+        waits = several or not on_gpu
+        cores = len(os.sched_getaffinity(0)) - (0 if waits else PROCESSES)
+        with CompileAhead(self.device, cores, failures) as ahead:
             # Within a budget there is no time to compile everything before the first comparison.
             if len(todo) > 1 and not (waits and self.span[1]):
                 self._compile_ahead(groups, ahead)
@@ -176,7 +177,7 @@ class _Run:
             if several:
                 groups.sort(key=len, reverse=True)
                 turns = multiprocessing.get_context("spawn").Value("i", 0)
-                shared = (self.facts, self.folder, self.peers, self.seconds_each, self.verbose, self.span, self.energy)
+                shared = dataclasses.replace(self, console=None, watch=None)
                 on_each(devices, "bench", _compare_share, shared, groups, turns, ahead.failures, software)
                 rows |= self._split(todo, self._stored(), software)[0]
             else:
@@ -227,15 +228,12 @@ class _Run:
         return rows, todo
 
     def _process(self, failures: Mapping[Kind, str], group: list[Plan]) -> Worker:
-        return Worker(self._idle(group[0], failures))
-
-    def _idle(self, plan: Plan, failures: Mapping[Kind, str]) -> IdleProcess:
         """A kind's process, which on a GPU is set up for its first workload during earlier comparisons."""
-        first = plan.workload
+        first = group[0].workload
         if self.facts.backend != "cuda" or first.operation == "harmonics":
-            return IdleProcess(first.problem, self.device)
-        lost = {COMPILED_PEER} if kind_of(first) in failures else set()
-        return IdleProcess(first.problem, self.device, first, tuple(sorted(self._peers_of(first) - lost)), plan.passes)
+            return Worker(IdleProcess(first.problem, self.device))
+        peers = self._peers_of(first) - ({COMPILED_PEER} if kind_of(first) in failures else set())
+        return Worker(IdleProcess(first.problem, self.device, first, tuple(sorted(peers)), group[0].passes))
 
     def _rows(self, plan: Plan, worker: Worker, failures: Mapping[Kind, str], software: dict[str, str]) -> list[Row]:
         """Measure and store the rows of one workload; none if the comparison itself cannot run."""
@@ -267,11 +265,11 @@ class _Run:
         kept = store_rows(self.folder, self.facts, rows)
         for row, stored in zip(rows, kept, strict=True):
             for name, reason in lost_peers(stored, row).items():
-                self.say(f"{row_name(row)}: {name} failed and has a time in the stored row, which stays: {reason}")
+                self.say(f"{SuiteRow(row).name}: {name} failed and has a time in the stored row, which stays: {reason}")
         return kept
 
     def _step(self, plan: Plan, text: str) -> None:
-        if self.console.is_terminal or self.verbose:
+        if self.verbose or (self.console is not None and self.console.is_terminal):
             self.say(f"  {now_text()[11:19]} {plan.workload.label}: {text}")
 
     def _compile_ahead(self, groups: Sequence[list[Plan]], ahead: CompileAhead) -> None:
@@ -312,10 +310,10 @@ class _Run:
             row.get("software") == software
             and row.get("schedules") == json.loads(json.dumps(plan.schedules_in(which)))
             and row.get("graph") == {"name": graph.name, "edges": graph.num_edges, "nodes": graph.num_nodes}
-            and {OURS, DEFAULT} | peers <= set(times)
+            and {TUNED, DEFAULT} | peers <= set(times)
             and all(known.get(name, code) == code for name, code in codes.items())
             and not any(times[name].get("error", "").startswith(NOT_COMPARED) for name in peers)
-            and not any("error" in times[name] for name in (OURS, DEFAULT))
+            and not any("error" in times[name] for name in (TUNED, DEFAULT))
             and (not self.energy or "joules" in row)
             # Another generator version may make the same kernels.
             and (row.get("generator") == GENERATOR_VERSION or row.get("sources") == sources_of(plan, which, self.facts))
@@ -325,7 +323,7 @@ class _Run:
 def _compare_share(
     device: str,
     name: str,
-    shared: tuple,
+    run: _Run,
     groups: list[list[Plan]],
     turns: Synchronized[int],
     failures: dict[Kind, str],
@@ -334,14 +332,9 @@ def _compare_share(
     """Run on one of several devices: compare the next of ``groups`` whenever this device is idle."""
     from rich.console import Console
 
-    facts, folder, peers, seconds_each, verbose, span, energy = shared
     console = Console(stderr=True, force_terminal=False)
-    run = _Run(device, facts, folder, peers, seconds_each, console, verbose, span, name, energy)
-    run.compare(in_turn(groups, turns), failures, software)
-
-
-def cores_free(used: int) -> int:
-    return max(1, len(os.sched_getaffinity(0)) - used)
+    here = dataclasses.replace(run, device=device, name=name, console=console)
+    here.compare(in_turn(groups, turns), failures, software)
 
 
 def _name(workload: Workload) -> str:
@@ -422,7 +415,7 @@ def plan_of(workload: Workload, passes: tuple[str, ...] | None, facts: DeviceFac
             found = Finder(workload.spec(direction, facts), strict=False).find(graph_class)
             tuned[direction], origins[direction], entry = found.schedule, found.origin, found.entry
         objectives |= {direction: entry.objective} if entry is not None and entry.by else {}
-    return Plan(workload, passes, {OURS: tuned, DEFAULT: default}, origins, objectives)
+    return Plan(workload, passes, {TUNED: tuned, DEFAULT: default}, origins, objectives)
 
 
 def row_of(plan: Plan, which: str, comparison: ComparisonResult, software: dict[str, str], facts: DeviceFacts) -> Row:
@@ -592,11 +585,7 @@ def by_age(rows: Iterable[Row]) -> Callable[[Row], tuple[Any, ...]]:
         kind, date = workload_key(row)[:KIND], parse_date(row["date"])
         oldest[kind] = min(oldest.get(kind, date), date)
 
-    def place(row: Row) -> tuple[Any, ...]:
-        key = workload_key(row)
-        return oldest[key[:KIND]], key
-
-    return place
+    return lambda row: (oldest[workload_key(row)[:KIND]], workload_key(row))
 
 
 def workload_key(row: Row) -> tuple[Any, ...]:
@@ -655,7 +644,7 @@ class _Orders:
         timed = {name for row in rows for name, result in row["times"].items() if "error" not in result}
         peers = {adapter.name: adapter.order for adapter in ADAPTERS if workload.operation in adapter.operations}
         found = {name: self._time(workload, name, order) for name, order in peers.items() if name in timed}
-        for name in timed & {OURS, DEFAULT}:
+        for name in timed & {TUNED, DEFAULT}:
             read = workload.kind.read
             schedules = {key: read(knobs) for row in rows for key, knobs in row["schedules"][name].items()}
             operator = measured_kind(workload.operation).build(workload, schedules, self.device)

@@ -31,13 +31,12 @@ from autotune.bench.contenders import (
     require_usable,
     warm_up_calls,
 )
-from autotune.bench.rows import DEFAULT
 from autotune.errors import PeerError
-from autotune.measure.timing import joules_a_call, synchronize
-from autotune.models.package import Outputs, Package
+from autotune.measure.timing import joules_a_call, synchronize, timed
+from autotune.models.package import Package
 from autotune.models.step import PATIENCE
 from autotune.models.whole_model import WholeModel, find_atoms, open_model
-from autotune.text import is_ours, precision_of
+from autotune.text import DEFAULT, is_ours, precision_of
 
 if TYPE_CHECKING:
     from ase import Atoms
@@ -155,10 +154,6 @@ class ModelSession:
             }
         return self._dynamics[structure]
 
-    @property
-    def is_ours(self) -> bool:
-        return is_ours(self.setting.contender)
-
     def step(self, structure: str, which: str) -> Callable[[], object]:
         inputs = self.inputs(structure)
         if self.setting.contender == SYMMETRIX and which != MD_STEP:
@@ -166,7 +161,7 @@ class ModelSession:
         if isinstance(self.model, CapturedForm) and structure != self.captured_for:
             self.model.forget()  # its graph is no part of this row's memory
             self.captured_for = structure
-            if not self.is_ours:
+            if not is_ours(self.setting.contender):
                 how = {"training": which == TRAINING, "stress": self.has_stress(structure, which)}
                 warm = functools.partial(self.model.uncaptured_step, inputs, **how)
                 warm_up(warm, self.device, warm_up_calls(self.setting.contender, self.device), Effort.tuning_s)
@@ -215,9 +210,12 @@ class ModelSession:
     def measure(self, structure: str, which: str, exact: Path | None, effort: Effort) -> Cell:
         """Check and time one pass, alone on the host. ``exact``: the file of the exact values, None without them."""
         first_call_s = self.first_call(structure, which)
-        cell = self._errors(structure, which, exact) if exact else {}
-        if "error" in cell:
-            return cell
+        cell: Cell = {}
+        if exact:
+            errors, compared = errors_of(self.values(structure, which), load(exact))
+            if wrong := wrong_values(errors, precision_of(self.setting.contender, self.setting.dtype)):
+                return {"error": wrong}
+            cell = {"errors": errors} | ({"gradients_of": compared} if compared else {})
         if getattr(self.model.module, "eager_calls", 0):
             raise PeerError("its step was not captured: the call is left to the model itself")
         step = self.step(structure, which)
@@ -246,12 +244,6 @@ class ModelSession:
         step = self.step(structure, which)
         warm_up(step, self.device, 3, effort.warm_up_s)
         return {"wall_samples_ms": wall_samples_ms(step, self.device, effort)}
-
-    def _errors(self, structure: str, which: str, exact: Path) -> Cell:
-        errors, compared = errors_of(self.values(structure, which), load(exact))
-        if wrong := wrong_values(errors, precision_of(self.setting.contender, self.setting.dtype)):
-            return {"error": wrong}
-        return {"errors": errors} | ({"gradients_of": compared} if compared else {})
 
     @answers
     def profile(self, structure: str, which: str) -> Cell:
@@ -311,15 +303,6 @@ class Effort:
     least: int = 5
     slow_s: float = 1.5
     slow_samples: int = 2
-
-
-def timed(step: Callable[[], object], device: str) -> float:
-    """Seconds of one step, until the device is done."""
-    synchronize(device)
-    begin = time.perf_counter()
-    step()
-    synchronize(device)
-    return time.perf_counter() - begin
 
 
 def warm_up(step: Callable[[], object], device: str, calls: int, limit_s: float) -> None:
@@ -391,6 +374,7 @@ def profile(step: Callable[[], object], device: str) -> dict[str, Any]:
     """
     if torch.device(device).type != "cuda":
         return {}
+    from torch.autograd import DeviceType
     from torch.profiler import ProfilerActivity
 
     os.environ.setdefault("TEARDOWN_CUPTI", "1")  # read when a profile ends
@@ -399,19 +383,17 @@ def profile(step: Callable[[], object], device: str) -> dict[str, Any]:
         step()
         synchronize(device)
     synchronize(device)  # it detaches during a later call of the driver
-    kernels = [event for event in profiler.events() if _on_device(event)]
+    kernels = [
+        event
+        for event in profiler.events()
+        if event.device_type == DeviceType.CUDA and not event.name.startswith(("Memcpy", "Memset"))
+    ]
     times = [(event.name, event.time_range.elapsed_us()) for event in kernels]
     return {
         "device_ms": round(sum(time_us for _, time_us in times) / 1e3, 4),
         "launches": len(kernels),
         "device_parts_ms": milliseconds_by_group(times),
     }
-
-
-def _on_device(event: Any) -> bool:
-    from torch.autograd import DeviceType
-
-    return event.device_type == DeviceType.CUDA and not event.name.startswith(("Memcpy", "Memset"))
 
 
 # Compare a contender's values with those of stock in float64, as relative errors.
@@ -428,16 +410,12 @@ def values_of(model: WholeModel, inputs: dict[str, Any], which: str, names: Mapp
     """Energy, forces and stress of a batch, or the loss's gradients by the names of the stock model's parameters."""
     if which != TRAINING:
         out = model.energies_and_forces(inputs, stress=stress)
-        return {name: value.detach().double() for name, value in _outputs(out).items()}
+        outputs = {"energy": out.energy, "forces": out.forces} | ({} if out.stress is None else {"stress": out.stress})
+        return {name: value.detach().double() for name, value in outputs.items()}
     model.training_step(inputs)
     weights = model.module.named_parameters()
     gradients = {names.get(id(weight), name): weight.grad for name, weight in weights if weight.grad is not None}
     return {"gradients": {name: gradient.double() for name, gradient in gradients.items()}}
-
-
-def _outputs(out: Outputs) -> dict[str, Tensor]:
-    found = {"energy": out.energy, "forces": out.forces}
-    return found if out.stress is None else found | {"stress": out.stress}
 
 
 def errors_of(found: Values, exact: Values) -> tuple[dict[str, float], str]:

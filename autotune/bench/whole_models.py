@@ -10,6 +10,7 @@ if anything of it is missing, of other code or of another run, so is the rest ag
 
 from __future__ import annotations
 
+import functools
 import math
 import tempfile
 import time
@@ -23,13 +24,14 @@ from typing import TYPE_CHECKING, Any, Concatenate
 import torch
 
 from autotune.bench import session as measuring
-from autotune.bench.contenders import STOCK, SYMMETRIX, CapturedForm, chosen, contenders_of
+from autotune.bench.contenders import SYMMETRIX, CapturedForm, chosen, contenders_of
 from autotune.bench.model_rows import (
+    LARGEST,
+    ModelRow,
     Row,
     aligned,
     identity_of,
     is_current,
-    is_of_one_run,
     row_lines,
     signed,
     store_rows,
@@ -38,7 +40,6 @@ from autotune.bench.model_rows import (
     what_a_row_depends_on,
     what_ours_depend_on,
 )
-from autotune.bench.rows import DEFAULT
 from autotune.bench.session import (
     PASSES,
     REFERENCE,
@@ -57,17 +58,7 @@ from autotune.measure.trial import is_out_of_memory
 from autotune.measure.worker import Worker
 from autotune.models.package import Package
 from autotune.models.whole_model import PACKAGES, RATTLED, find_atoms, open_model, package_named, published_models
-from autotune.text import (
-    MISSING,
-    TF32,
-    TUNED,
-    contender_name,
-    count,
-    is_ours,
-    path_and_form,
-    ratio_text,
-    time_text,
-)
+from autotune.text import DEFAULT, MISSING, STOCK, TF32, count, is_ours, path_and_form, path_name, ratio_text, time_text
 from autotune.workload.graphs import Bulk
 from kernelgen.device import DeviceFacts, device_facts
 
@@ -121,7 +112,10 @@ class _Plan:
 
 def bench_models(request: Request, folder: Path, say: Callable[[str], None]) -> list[Row]:
     """Measure what is missing; returns all rows of the request, kept ones included."""
-    structures = sorted(request.structures or default_structures(request.device), key=lambda one: len(find_atoms(one)))
+    # A molecule, a crystal, a protein and a liquid; what a CPU can take where there is no GPU.
+    on_cpu = request.device.startswith("cpu")
+    usual = ("aspirin", "mof") if on_cpu else ("aspirin", "carbon", "protein", "water-box")
+    structures = sorted(request.structures or usual, key=lambda structure: len(find_atoms(structure)))
     plans = [_plan(name, structures, request, folder, say) for name in models_named(request.models, say)]
     todo = [plan for plan in plans if plan.contenders]
     for start in range(0, len(todo), request.together):
@@ -129,11 +123,6 @@ def bench_models(request: Request, folder: Path, say: Callable[[str], None]) -> 
     stored = stored_rows(folder, device_facts(request.device).slug)
     keys = [(p.model, s, w, request.dtype) for p in plans for s in structures for w in request.passes]
     return [stored[key] for key in keys if key in stored]
-
-
-def default_structures(device: str) -> tuple[str, ...]:
-    """A molecule, a crystal, a protein and a liquid; what a CPU can take where there is no GPU."""
-    return ("aspirin", "mof") if device.startswith("cpu") else ("aspirin", "carbon", "protein", "water-box")
 
 
 def models_named(names: Sequence[str], say: Callable[[str], None]) -> list[str]:
@@ -174,7 +163,7 @@ def _plan(model: str, structures: Sequence[str], request: Request, folder: Path,
                 plan.kept[structure, which] = row
                 cells = row["contenders"]
                 missing = tuple(one for one in wanted if one not in cells or not is_current(one, cells[one], facts))
-                if not request.contenders and (missing or not is_of_one_run(row)):
+                if not request.contenders and (missing or not ModelRow(row).of_one_run):
                     missing = wanted
             else:
                 missing = wanted
@@ -182,16 +171,13 @@ def _plan(model: str, structures: Sequence[str], request: Request, folder: Path,
                 plan.todo[structure, which] = missing
             else:
                 say(f"{model} on {structure}, {which}: kept")
+            # A run may have ended between the timing and the profile, or the profile failed.
             cells = plan.kept.get((structure, which), {"contenders": {}})["contenders"]
-            unknown = tuple(name for name in wanted if name in cells and _lacks_profile(cells[name]))
+            timed = (name for name in wanted if name in cells and "error" not in cells[name])
+            unknown = tuple(name for name in timed if "device_ms" not in cells[name])
             if request.device.startswith("cuda") and unknown:
                 plan.profiles[structure, which] = unknown
     return plan
-
-
-def _lacks_profile(cell: Cell) -> bool:
-    """Whether a run ended between the timing and the profile, or the profile failed."""
-    return "error" not in cell and "device_ms" not in cell
 
 
 def _measure_together(plans: Sequence[_Plan], request: Request, folder: Path, say: Callable[[str], None]) -> None:
@@ -199,21 +185,18 @@ def _measure_together(plans: Sequence[_Plan], request: Request, folder: Path, sa
         exact = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="equitune-models-")))
         groups = []
         for plan in plans:
-            settings = {
-                name: ModelSetting(plan.model, name, request.device, request.dtype) for name in _processes(plan)
+            workers = {
+                name: stack.enter_context(Worker(ModelSetting(plan.model, name, request.device, request.dtype)))
+                for name in (REFERENCE, *plan.contenders)
             }
-            workers = {name: stack.enter_context(Worker(setting)) for name, setting in settings.items()}
             groups.append(_Group(plan, workers, request, folder, exact, say))
         say(f"building {', '.join(plan.model for plan in plans)}")
-        _in_parallel([job for group in groups for job in group.preparations()])
+        # A job per process, side by side: build, read the structures, compile.
+        _in_parallel([functools.partial(group.prepare, name) for group in groups for name in group.workers])
         for group in groups:
             group.time_rows()
         for group in groups:
             group.profile_rows()
-
-
-def _processes(plan: _Plan) -> tuple[str, ...]:
-    return (REFERENCE, *plan.contenders)
 
 
 def _in_parallel(jobs: Sequence[Callable[[], None]]) -> None:
@@ -268,11 +251,7 @@ class _Group:
     ) -> Cell:
         return answer_of(self.workers[contender], JOB_LIMIT_S, method, *given, **named)
 
-    def preparations(self) -> list[Callable[[], None]]:
-        """One job per process, to run side by side: build, read the structures, compile."""
-        return [lambda name=name: self._prepare(name) for name in self.workers]  # type: ignore[misc]
-
-    def _prepare(self, contender: str) -> None:
+    def prepare(self, contender: str) -> None:
         structures = dict.fromkeys(structure for structure, _ in self.plan.todo)
         if "error" in self.ask(contender, ModelSession.facts):
             return
@@ -286,25 +265,25 @@ class _Group:
     def time_rows(self) -> None:
         for (structure, which), contenders in self.plan.todo.items():
             row = self._row(structure, which)
-            exact = self._exact(structure, which, row)
+            # The file with the values of stock in float64, if it can run.
+            path = self.exact / f"{self.plan.model}-{structure}-{which}.pt".replace("/", "_")
+            answer = self.ask(REFERENCE, ModelSession.write_exact, structure, which, path)
+            exact = None if "error" in answer else path
+            row |= {"no_exact_values": answer["error"]} if "error" in answer else {}
             for contender in contenders:
                 cell = self.ask(contender, ModelSession.measure, structure, which, exact, self.request.effort)
                 row["contenders"][contender] = signed(contender, cell, self.facts)
             self._store(structure, which, row)
             # The second half of the samples, in reverse order, each with its profile.
-            for contender in reversed(contenders):
-                if "error" not in row["contenders"][contender]:
-                    self._measure_again(contender, structure, which, row)
-                    self._profile(contender, structure, which, row)
-                    self._store(structure, which, row)
+            for contender in (name for name in reversed(contenders) if "error" not in row["contenders"][name]):
+                more = self.ask(contender, ModelSession.measure_again, structure, which, self.request.effort)
+                cell = row["contenders"][contender]
+                samples = [*cell["wall_samples_ms"], *more.get("wall_samples_ms", [])]
+                row["contenders"][contender] = cell | wall_figures(samples, row["atoms"])
+                self._profile(contender, structure, which, row)
+                self._store(structure, which, row)
             for line in row_lines(row):
                 self.say(line)
-
-    def _measure_again(self, contender: str, structure: str, which: str, row: Row) -> None:
-        more = self.ask(contender, ModelSession.measure_again, structure, which, self.request.effort)
-        cell = row["contenders"][contender]
-        samples = [*cell["wall_samples_ms"], *more.get("wall_samples_ms", [])]
-        row["contenders"][contender] = cell | wall_figures(samples, row["atoms"])
 
     def profile_rows(self) -> None:
         """Profile what an earlier run left without."""
@@ -335,15 +314,6 @@ class _Group:
             "command": command + (f" --dtype {self.request.dtype}" if self.request.dtype != "float32" else ""),
             "contenders": dict(kept["contenders"]),
         }
-
-    def _exact(self, structure: str, which: str, row: Row) -> Path | None:
-        """The file with the values of stock in float64; None, with the reason in the row, if it cannot run."""
-        path = self.exact / f"{self.plan.model}-{structure}-{which}.pt".replace("/", "_")
-        answer = self.ask(REFERENCE, ModelSession.write_exact, structure, which, path)
-        if "error" in answer:
-            row["no_exact_values"] = answer["error"]
-            return None
-        return path
 
     def _store(self, structure: str, which: str, row: Row) -> None:
         row["date"] = now_text()
@@ -384,7 +354,14 @@ class LargestRequest:
 
 def largest_crystals(request: LargestRequest, folder: Path, say: Callable[[str], None]) -> list[Row]:
     """Measure what is missing; returns the row of each model, kept contenders included."""
-    _require_ceiling(request)
+    least, _ = next(crystals())
+    if request.most_atoms is None and torch.device(request.device).type == "cpu":
+        raise ConfigError(
+            "on a CPU the crystal would be doubled until the host's memory is full, and the host may not survive that; "
+            "expected a ceiling, such as --most-atoms 512"
+        )
+    if request.most_atoms is not None and request.most_atoms < least:
+        raise ConfigError(f"--most-atoms is {request.most_atoms}; expected at least {least}, the smallest crystal")
     return [_measured(model, request, folder, say) for model in models_named(request.models, say)]
 
 
@@ -456,21 +433,15 @@ def _require_alike(forces: torch.Tensor) -> None:
         raise PeerError(f"wrong values: forces of equal cells differ by {unlike:.1e} of the largest")
 
 
-def _require_ceiling(request: LargestRequest) -> None:
-    first, _ = next(crystals())
-    if request.most_atoms is None and torch.device(request.device).type == "cpu":
-        raise ConfigError(
-            "on a CPU the crystal would be doubled until the host's memory is full, and the host may not survive that; "
-            "expected a ceiling, such as --most-atoms 512"
-        )
-    if request.most_atoms is not None and request.most_atoms < first:
-        raise ConfigError(f"--most-atoms is {request.most_atoms}; expected at least {first}, the smallest crystal")
-
-
 def _measured(model: str, request: LargestRequest, folder: Path, say: Callable[[str], None]) -> Row:
     package, facts = package_of_model(model), device_facts(request.device)
     depends = what_a_row_depends_on(model, package, facts)
-    row = _empty_row(model, request) | depends | what_ours_depend_on(facts)
+    command = f"equitune bench largest --model {model}"
+    command += f" --dtype {request.dtype}" if request.dtype != "float32" else ""
+    command += f" --most-atoms {request.most_atoms}" if request.most_atoms is not None else ""
+    row: Row = {"model": model, "structure": STRUCTURE, "pass": LARGEST, "dtype": request.dtype}
+    row |= {"atoms": None, "edges": None, "command": command, "contenders": {}}
+    row |= depends | what_ours_depend_on(facts)
     wanted = chosen(package, request.contenders, contenders_for)
     if not request.contenders:
         wanted = tuple(name for name in wanted if name != DEFAULT)  # it takes the memory of the tuned one
@@ -486,23 +457,6 @@ def _measured(model: str, request: LargestRequest, folder: Path, say: Callable[[
         else:
             say(f"{model}, {contender}: kept")
     return row
-
-
-def _empty_row(model: str, request: LargestRequest) -> Row:
-    command = f"equitune bench largest --model {model}"
-    command += f" --dtype {request.dtype}" if request.dtype != "float32" else ""
-    command += f" --most-atoms {request.most_atoms}" if request.most_atoms is not None else ""
-    identity = {"model": model, "structure": STRUCTURE, "pass": PASS, "dtype": request.dtype}
-    return identity | {"atoms": None, "edges": None, "command": command, "contenders": {}}
-
-
-def _doubled(cell: Cell, atoms: int, answer: Cell) -> Cell:
-    """The cell after one more size: a larger crystal, or the end."""
-    if "error" not in answer:
-        return cell | {"largest": answer}
-    ended = {"atoms": atoms, "why": answer["error"]}
-    ended |= {"ceiling": answer["ceiling"]} if "ceiling" in answer else {}
-    return cell | {"ended": ended} | ({} if "largest" in cell else {"error": answer["error"]})
 
 
 @dataclass
@@ -528,7 +482,13 @@ class _Run:
                 self._keep(contender, cell)
             while not stopped(cell):
                 atoms, repeats = next(sizes)
-                cell = _doubled(cell, atoms, self._answer(worker, atoms, repeats, end))
+                answer = self._answer(worker, atoms, repeats, end)
+                if "error" not in answer:
+                    cell |= {"largest": answer}
+                else:
+                    why = answer.pop("error")
+                    cell |= {"ended": {"atoms": atoms, "why": why} | answer}
+                    cell |= {} if "largest" in cell else {"error": why}
                 self._keep(contender, cell)
         self.say(f"  {why_ended(cell)}")
 
@@ -558,13 +518,8 @@ class _Run:
 # where those of times are: contenders took different numbers of atoms, so their times must not be compared. The row's
 # own numbers of atoms and edges are the largest of all.
 
-PASS, STRUCTURE = "largest", "diamond"
+STRUCTURE = "diamond"
 StoredCell = Mapping[str, Any]
-
-
-def is_largest(row: Mapping[str, Any]) -> bool:
-    """Whether a stored row of models is one of these."""
-    return row.get("pass") == PASS
 
 
 def stopped(cell: StoredCell) -> bool:
@@ -605,7 +560,7 @@ def table_lines(rows: Sequence[Mapping[str, Any]]) -> list[str]:
 
 def _line(row: Mapping[str, Any], name: str) -> tuple[str, ...]:
     cell = row["contenders"][name]
-    head = (row["model"], row["dtype"], "Equitune" if name == TUNED else contender_name(name))
+    head = (row["model"], row["dtype"], path_name(name))
     if not atoms_of(cell):
         return (*head, *[MISSING] * 5, why_ended(cell))
     found, other = cell["largest"], largest_other(row["contenders"])

@@ -10,11 +10,9 @@ For each path and precision :mod:`observations` are made of all structures, in a
 
 from __future__ import annotations
 
-import contextlib
 import copy
 import functools
 import hashlib
-import importlib.metadata
 import json
 import math
 import os
@@ -28,8 +26,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from autotune.bench.contenders import STOCK, build, contenders_of, require_usable
-from autotune.bench.rows import OURS
+from autotune.bench.contenders import build, contenders_of, require_usable
 from autotune.bench.session import text_of
 from autotune.certification import checks
 from autotune.certification import observations as asked
@@ -43,7 +40,8 @@ from autotune.errors import ConfigError, WorkerError, unknown_name
 from autotune.measure.worker import Worker
 from autotune.models.package import dtype_of
 from autotune.models.whole_model import DTYPES, WholeModel, open_made, open_model
-from autotune.text import CAPTURED, TF32, precision_of
+from autotune.paths import installed_version
+from autotune.text import CAPTURED, STOCK, TF32, TUNED, precision_of
 from autotune.workload.toml_tables import parse_duration
 from kernelgen.device import device_facts
 from kernelgen.errors import EquituneError, InputError
@@ -166,7 +164,7 @@ def _built(path: str, stock: WholeModel) -> tuple[WholeModel, str]:
     if path == CAPTURED and torch.device(stock.device).type == "cpu":
         from autotune.models.capture import capture
 
-        model, note = build(OURS, stock)
+        model, note = build(TUNED, stock)
         return model.with_module(capture(model.module)), f"{note}; padded inputs, no graph on a CPU"
     return build(path, stock)
 
@@ -307,7 +305,11 @@ def certify(
             raise ConfigError(unknown_name("dtype", dtype, DTYPES))
     if effort not in EFFORTS:
         raise ConfigError(unknown_name("effort", effort, EFFORTS))
-    given = structures if structures is None or isinstance(structures, Mapping) else _named(structures)
+    given: Mapping[str, Atoms] | None
+    if structures is None or isinstance(structures, Mapping):
+        given = structures
+    else:
+        given = {f"{place}: {atoms.get_chemical_formula()}": atoms for place, atoms in enumerate(structures, 1)}
     seconds = None if budget is None else parse_duration(budget)
     run = _Run(_subject(model, device, own), tuple(dtypes), seed, EFFORTS[effort], seconds)
     try:
@@ -324,10 +326,6 @@ def certify(
     finally:
         run.close()
     return certificate
-
-
-def _named(structures: Sequence[Atoms]) -> dict[str, Atoms]:
-    return {f"{place}: {atoms.get_chemical_formula()}": atoms for place, atoms in enumerate(structures, 1)}
 
 
 @dataclass
@@ -349,7 +347,7 @@ class _Run:
     is_drawn: bool = True
     exact: dict[str, Answers] = field(default_factory=dict)
     timesteps: dict[str, float] = field(default_factory=dict)
-    own: dict[str, dict[str, dict[tuple[str, str], tuple[float, float]]]] = field(default_factory=dict)
+    own: dict[str, dict[str, checks.Own]] = field(default_factory=dict)
     askers: dict[tuple[str, str], Worker | _Here] = field(default_factory=dict)
     reference_dtype: str = "float64"
 
@@ -533,7 +531,7 @@ class _Run:
         for name, of_checks in figures.items():
             for check in (*CHECKS, checks.BATCH):
                 for figure in of_checks.get(check.name, ()):
-                    limit = self._limit(check, figure, path, dtype, name)
+                    limit = self._limit(check, figure, path, dtype, self.own.get(dtype, {}).get(name, {}))
                     ratio = figure.value / limit
                     if not ratio <= 1.0 and name not in wrong.setdefault(check.name, []):
                         wrong[check.name].append(name)
@@ -564,12 +562,11 @@ class _Run:
         else:
             row["reason"] = "; ".join(f"{name}: {text}" for name, text in row["refused"].items())
 
-    def _limit(self, check: Check, figure: Figure, path: str, dtype: str, name: str) -> float:
-        own = self.own.get(dtype, {})
+    def _limit(self, check: Check, figure: Figure, path: str, dtype: str, own: checks.Own) -> float:
+        """own: stock's figures on this structure."""
         key = (check.name, figure.quantity)
-        sizes = [of[key][1] for of in own.values() if key in of]
-        median = statistics.median(sizes) if sizes else 0.0
-        return checks.limit_of(check, figure, precision_of(path, dtype), own.get(name, {}), median)
+        sizes = [of[key][1] for of in self.own.get(dtype, {}).values() if key in of]
+        return checks.limit_of(check, figure, precision_of(path, dtype), own, statistics.median(sizes or [0.0]))
 
     def _cell(self, check: Check, figure: Figure, limit: float, dtype: str, name: str, case: Case) -> Record:
         own = self.own.get(dtype, {}).get(name, {}).get((check.name, figure.quantity))
@@ -632,13 +629,8 @@ class _Run:
         if exact.errors or own.errors or found.errors:
             return False
         of_stock = checks.stocks_own(Case(questions, own, exact))
-        sizes = self.own.get(dtype, {})
-        for figure in checks.figures_of(check, Case(questions, found, exact)):
-            key = (check.name, figure.quantity)
-            median = statistics.median([of[key][1] for of in sizes.values() if key in of] or [0.0])
-            if not figure.value <= checks.limit_of(check, figure, precision_of(path, dtype), of_stock, median):
-                return True
-        return False
+        figures = checks.figures_of(check, Case(questions, found, exact))
+        return any(not figure.value <= self._limit(check, figure, path, dtype, of_stock) for figure in figures)
 
 
 def _plain(value: float) -> float | None:
@@ -652,7 +644,7 @@ def _chosen(opened: Mapping[str, Any], named: Sequence[str], own: Mapping[str, B
     for name in named:
         if name not in known and name not in own:
             raise ConfigError(unknown_name("path", name, [*known, *_SHORT]))
-    usual = [OURS, *([CAPTURED] if opened["captured"] else []), *opened["peers"]]
+    usual = [TUNED, *([CAPTURED] if opened["captured"] else []), *opened["peers"]]
     return tuple(name for name in dict.fromkeys(named or usual) if name != STOCK)
 
 
@@ -663,8 +655,8 @@ def _provenance(subject: _Subject, opened: Mapping[str, Any], seed: int, effort:
     model = {name: opened[name] for name in ("package", "class", "parameters", "weights", "species", "cutoff", "dtype")}
     if subject.model is None and file.is_file():
         model |= {"file": file.name, "sha256": hashlib.sha256(file.read_bytes()).hexdigest()}
-    with contextlib.suppress(importlib.metadata.PackageNotFoundError):
-        model["package_version"] = importlib.metadata.version(distribution)
+    if version := installed_version(distribution):
+        model["package_version"] = version
     return {
         "schema": SCHEMA,
         "model": {"name": file.name if file.is_file() else subject.name} | model,

@@ -274,8 +274,12 @@ def all_figures(case: Case) -> dict[str, list[Figure]]:
     return {name: figures for name, figures in found.items() if figures}
 
 
-def stocks_own(case: Case, in_batch: Sequence[Figure] = ()) -> dict[tuple[str, str], tuple[float, float]]:
-    """Of stock on one structure: by check and quantity its figure, and that over its size.
+# By check and quantity a figure, and that over its size.
+Own = Mapping[tuple[str, str], tuple[float, float]]
+
+
+def stocks_own(case: Case, in_batch: Sequence[Figure] = ()) -> Own:
+    """Of stock on one structure.
 
     What compares with stock in float64 is at least what stock's own values change by when atoms are turned, moved or
     ordered anew, so that there is a measure of rounding where stock is what is compared with. Difference quotients
@@ -311,9 +315,7 @@ def not_symmetric(figures: Mapping[str, Mapping[str, list[Figure]]], dtype: str)
     return ", ".join(texts)
 
 
-def limit_of(
-    check: Check, figure: Figure, precision: str, own: Mapping[tuple[str, str], tuple[float, float]], median: float
-) -> float:
+def limit_of(check: Check, figure: Figure, precision: str, own: Own, median: float) -> float:
     """precision: as in ``FLOOR``. own: as :func:`stocks_own`, of this structure.
 
     median: stock's figure over its size, of the median structure.

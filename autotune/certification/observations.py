@@ -6,10 +6,9 @@ answered before a path crashed is kept.
 
 from __future__ import annotations
 
-import functools
 import math
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -106,17 +105,14 @@ def answer(model: WholeModel, questions: Questions) -> Answers:
         found.not_asked += (part,) if late else ()
         return late
 
-    asked: dict[str, Callable[[], Sequence[Values]]] = {
-        part: functools.partial(_values_of_part, model, questions, part) for part in questions.parts if part != DYNAMICS
-    }
-    for part, ask in asked.items():
-        structures, count = _structures_of(questions, part)
-        if is_late(part, count * len(structures)):
+    for part in (part for part in questions.parts if part != DYNAMICS):
+        structures = _structures_of(questions, part)
+        if is_late(part, len(structures)):
             continue
         began = time.monotonic()
         try:
-            found.values[part] = list(ask())
-            each_s = (time.monotonic() - began) / max(1, count * len(structures))
+            found.values[part] = [values_of(model, [atoms])[0] for atoms in structures]
+            each_s = (time.monotonic() - began) / max(1, len(structures))
         except Exception as error:  # whatever a path raises is an answer too
             found.errors[part] = text_of(error)
             if part == GIVEN:
@@ -150,34 +146,31 @@ def values_of(model: WholeModel, structures: Sequence[Atoms]) -> list[Values]:
     return values
 
 
-def _values_of_part(model: WholeModel, questions: Questions, part: str) -> list[Values]:
-    (structures, count) = _structures_of(questions, part)
-    return [values_of(model, [atoms])[0] for _ in range(count) for atoms in structures]
-
-
-def _structures_of(questions: Questions, part: str) -> tuple[list[Atoms], int]:
-    """What is evaluated for a part, and how often."""
+def _structures_of(questions: Questions, part: str) -> list[Atoms]:
+    """What is evaluated for a part, one after the other."""
     atoms = questions.atoms
     if part == REPEATED:
-        return [atoms], questions.repeats
+        return [atoms] * questions.repeats
     if part == TRANSLATED:
         moved = atoms.copy()
         moved.translate(questions.translation)
         if moved.pbc.any():
             moved.wrap()
-        return [moved], 1
-    if part == ROTATED:
-        return [_turned(atoms, questions.rotation)], 1
-    if part == INVERTED:
-        return [_turned(atoms, -np.eye(3))], 1
+        return [moved]
+    if part in (ROTATED, INVERTED):
+        matrix = questions.rotation if part == ROTATED else -np.eye(3)
+        turned = atoms.copy()
+        turned.set_cell(atoms.cell.array @ matrix.T)
+        turned.positions = atoms.positions @ matrix.T
+        return [turned]
     if part == PERMUTED:
-        return [atoms[questions.permutation.tolist()]], 1
+        return [atoms[questions.permutation.tolist()]]
     if part == MOVED:
-        return [displaced(atoms, questions.moved)], 1
+        return [displaced(atoms, questions.moved)]
     if part == DISPLACED:
         ways = [questions.step * sign * way for way in questions.directions for sign in (1, -1)]
-        return [displaced(atoms, way) for way in ways], 1
-    return [atoms], 1
+        return [displaced(atoms, way) for way in ways]
+    return [atoms]
 
 
 def displaced(atoms: Atoms, by: np.ndarray) -> Atoms:
@@ -185,13 +178,6 @@ def displaced(atoms: Atoms, by: np.ndarray) -> Atoms:
     moved = atoms.copy()
     moved.positions += by
     return moved
-
-
-def _turned(atoms: Atoms, matrix: np.ndarray) -> Atoms:
-    turned = atoms.copy()
-    turned.set_cell(atoms.cell.array @ matrix.T)
-    turned.positions = atoms.positions @ matrix.T
-    return turned
 
 
 class ModelCalculator(Calculator):

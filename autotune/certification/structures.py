@@ -47,12 +47,13 @@ def draw(species: Sequence[int], cutoff: float, seed: int) -> dict[str, Atoms]:
     random = np.random.default_rng(seed)
     mixed = [int(number) for number in random.permutation(np.asarray(species))]
     first, second = mixed[0], mixed[-1]
+    kinds = list(dict.fromkeys([*[number for number in _COMMON if number in species][:3], *mixed]))[:4]
     crystal = _crystal(first, second)
     drawn = {
         "molecule": _molecule(species, random),
         "crystal": _rattled(crystal, random),
         "slab": _slab(first, second, cutoff, random),
-        "liquid": _packed(_of_liquid(species, mixed), random, pbc=True),
+        "liquid": _packed([kinds[place % len(kinds)] for place in range(_LIQUID)], random, pbc=True),
         "tiny cell": _tiny(first, second),
         "skewed cell": _skewed(crystal, random),
         "isolated atom": Atoms([chemical_symbols[second]], [[0.1, 0.2, 0.3]]),
@@ -115,12 +116,6 @@ def _slab(first: int, second: int, cutoff: float, random: np.random.Generator) -
     slab.numbers[-2:] = second
     slab.pbc = [True, True, False]
     return _rattled(slab, random)
-
-
-def _of_liquid(species: Sequence[int], mixed: Sequence[int]) -> list[int]:
-    common = [number for number in _COMMON if number in species][:3]
-    kinds = list(dict.fromkeys([*common, *mixed]))[:4]
-    return [kinds[place % len(kinds)] for place in range(_LIQUID)]
 
 
 def _packed(numbers: Sequence[int], random: np.random.Generator, *, pbc: bool) -> Atoms:

@@ -6,9 +6,8 @@ import io
 from collections.abc import Mapping
 from typing import Any
 
-from autotune.bench.contenders import STOCK
 from autotune.certification.checks import CUT, FAIL, REFUSED
-from autotune.text import MISSING, counted
+from autotune.text import MISSING, STOCK, counted
 
 
 def table_of(record: Mapping[str, Any]) -> str:
@@ -32,11 +31,15 @@ def table_of(record: Mapping[str, Any]) -> str:
         table.add_column(name, justify="right", no_wrap=True)
     table.add_column("on")
     for row in record["paths"]:
-        worst = sorted(row["checks"].items(), key=lambda item: -_order(item[1]["of_limit"]))
-        shown = [item for item in worst if item[1]["verdict"] == FAIL] or worst[:1]
+        worst = closest(row)
+        shown = [name for name in worst if row["checks"][name]["verdict"] == FAIL] or worst[:1]
         head = (row["path"], row["dtype"], verdict_text(row), *difference_texts(row))
-        for place, (name, cell) in enumerate(shown):
-            table.add_row(*(head if place == 0 else [""] * len(head)), name, *_cell_texts(cell))
+        for place, name in enumerate(shown):
+            cell = row["checks"][name]
+            where, small = cell["structure"], cell.get("smallest")
+            if small is not None:
+                where = f"{small['structure']}, {counted(small['atoms'], 'atom')}: {small['formula']}"
+            table.add_row(*(head if place == 0 else [""] * len(head)), name, *figure_texts(cell), where)
         if not shown:
             table.add_row(*head)
     out = io.StringIO()
@@ -87,16 +90,19 @@ def without_values(row: Mapping[str, Any]) -> list[str]:
     return [f"{verb} {', '.join(names)}: {said[:300]}" for (verb, said), names in named.items()]
 
 
-def _order(ratio: float | None) -> float:
-    return float("inf") if ratio is None else ratio
+def closest(row: Mapping[str, Any]) -> list[str]:
+    """Names of a path's checks: those that fail, then by how near to its limit the figure is."""
+    of_limit = {
+        name: float("inf") if cell["of_limit"] is None else cell["of_limit"] for name, cell in row["checks"].items()
+    }
+    return sorted(of_limit, key=lambda name: (row["checks"][name]["verdict"] != FAIL, -of_limit[name]))
 
 
-def _cell_texts(cell: Mapping[str, Any]) -> tuple[str, ...]:
+def figure_texts(cell: Mapping[str, Any]) -> tuple[str, str, str, str]:
+    """A check's figure, its limit, stock's own figure, and what it means in meV an atom."""
+
     def text(value: float | None) -> str:
         return MISSING if value is None else f"{value:.1e}"
 
-    where, small = cell["structure"], cell.get("smallest")
-    if small is not None:
-        where = f"{small['structure']}, {counted(small['atoms'], 'atom')}: {small['formula']}"
     value = "not finite" if cell["value"] is None else f"{cell['value']:.1e} {cell['unit']}"
-    return value, text(cell["limit"]), text(cell["stock"]), text(cell["mev_per_atom"]), where
+    return value, text(cell["limit"]), text(cell["stock"]), text(cell["mev_per_atom"])

@@ -13,27 +13,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from autotune.cli.options import (
-    CONFIG_HELP,
-    MEASURING,
-    OUTPUT,
-    PAGES_S,
-    Device,
-    Group,
-    NoPeers,
-    Reports,
-    Results,
-    Watch,
-    budget_seconds,
-    devices_given,
-    examples,
-    export_file,
-    peers_named,
-    resolve_device,
-    results_folder,
-    watched,
-    write_pages,
-)
+from autotune.cli import options
 from autotune.errors import ConfigError, unknown_name
 
 if TYPE_CHECKING:
@@ -44,7 +24,7 @@ if TYPE_CHECKING:
 SHORT_S, LONG_S = 0.3, 2.0
 
 
-class BenchGroup(Group):
+class BenchGroup(options.Group):
     usual = "kernels"
     old = {
         "--models --largest": "largest",
@@ -63,69 +43,56 @@ app = typer.Typer(
 )
 
 Devices = Annotated[
-    str | None, typer.Option(help="Split the problems over several devices: all, 0,1 or cpu,cpu (to try it).")
+    str | None, options.option("Split the problems over several devices: all, 0,1 or cpu,cpu (to try it).")
 ]
-PeerNames = Annotated[str, typer.Option(help="all, none, or names: e3nn,cuequivariance.", rich_help_panel=MEASURING)]
+PeerNames = Annotated[str, options.measuring("all, none, or names: e3nn,cuequivariance.")]
 Budget = Annotated[
     str | None,
-    typer.Option(
-        help="Time limit of the whole run, with units: 90s, 10m, 1h30m. The same command goes on with what is left.",
-        rich_help_panel=MEASURING,
+    options.measuring(
+        "Time limit of the whole run, with units: 90s, 10m, 1h30m. The same command goes on with what is left."
     ),
 ]
 Seconds = Annotated[
-    float | None,
-    typer.Option(
-        help="Sampling time of each contender in each pass. Default: 2, of many rows 0.3.", rich_help_panel=MEASURING
-    ),
+    float | None, options.measuring("Sampling time of each contender in each pass. Default: 2, of many rows 0.3.")
 ]
-Energy = Annotated[
-    bool,
-    typer.Option("--energy", help="Measure the joules of a call too (NVML); 2 s more each.", rich_help_panel=MEASURING),
-]
-Fresh = Annotated[bool, typer.Option("--fresh", help="Measure every row again.", rich_help_panel=MEASURING)]
-Verbose = Annotated[bool, typer.Option("--verbose", help="Print every step, with the time.", rich_help_panel=OUTPUT)]
-Markdown = Annotated[
-    Path | None,
-    typer.Option("--export-markdown", metavar="FILE", help="Write the table as Markdown.", rich_help_panel=OUTPUT),
-]
+Energy = Annotated[bool, options.measuring("Measure the joules of a call too (NVML); 2 s more each.", "--energy")]
+Fresh = Annotated[bool, options.measuring("Measure every row again.", "--fresh")]
+Verbose = Annotated[bool, options.output("Print every step, with the time.", "--verbose")]
+Markdown = Annotated[Path | None, options.output("Write the table as Markdown.", "--export-markdown", metavar="FILE")]
 Record = Annotated[
-    Path | None,
-    typer.Option(
-        "--export-json", metavar="FILE", help="Write the rows as JSON, raw samples included.", rich_help_panel=OUTPUT
-    ),
+    Path | None, options.output("Write the rows as JSON, raw samples included.", "--export-json", metavar="FILE")
 ]
 Model = Annotated[
     list[str] | None,
-    typer.Option(help="A name, a file, or module:function. Repeat it for several. Default: all that are installed."),
+    options.option("A name, a file, or module:function. Repeat it for several. Default: all that are installed."),
 ]
 Contender = Annotated[
-    list[str] | None, typer.Option(help="stock, equitune, cuequivariance ... Repeat it for several. Default: all.")
+    list[str] | None, options.option("stock, equitune, cuequivariance ... Repeat it for several. Default: all.")
 ]
-Dtype = Annotated[str, typer.Option(help="float32 or float64.")]
+Dtype = Annotated[str, options.option("float32 or float64.")]
 
 
 @app.command(
-    epilog=examples(
+    epilog=options.examples(
         "equitune bench configs/mace-mp-medium.toml --export-markdown bench.md", "equitune bench suite --devices all"
     )
 )
 def kernels(
-    config: Annotated[str, typer.Argument(metavar="CONFIG", help=CONFIG_HELP)],
-    device: Device = None,
+    config: Annotated[str, options.argument("CONFIG", options.CONFIG_HELP)],
+    device: options.Device = None,
     devices: Devices = None,
     peers: PeerNames = "all",
-    no_peers: NoPeers = False,
+    no_peers: options.NoPeers = False,
     budget: Budget = None,
     seconds: Seconds = None,
     fresh: Fresh = False,
     energy: Energy = False,
     verbose: Verbose = False,
-    watch: Watch = False,
+    watch: options.Watch = False,
     export_markdown: Markdown = None,
     export_json: Record = None,
-    results: Results = None,
-    reports: Reports = None,
+    results: options.Results = None,
+    reports: options.Reports = None,
 ) -> None:
     """Time equitune, equitune-default, e3nn, cuEquivariance and OpenEquivariance in one run. Nothing is searched.
 
@@ -135,9 +102,9 @@ def kernels(
     """
     from autotune.workload.toml_tables import config_path
 
-    limits = {"begin": time.monotonic(), "budget": budget_seconds(budget)}
+    limits = {"begin": time.monotonic(), "budget": options.budget_seconds(budget)}
     config_path(config)
-    chosen = () if no_peers else peers_named(peers)
+    chosen = () if no_peers else options.peers_named(peers)
     seconds_each = (SHORT_S if config == "suite" else LONG_S) if seconds is None else seconds
     how = {"peers": chosen, "seconds_each": seconds_each, "fresh": fresh, "energy": energy, "verbose": verbose}
     if watch and devices is not None:
@@ -146,29 +113,29 @@ def kernels(
     _compare(config, device, devices, export_markdown, export_json, results, reports, **how, **limits)
 
 
-@app.command(epilog=examples("equitune bench again 2026-11-26"))
+@app.command(epilog=options.examples("equitune bench again 2026-11-26"))
 def again(
     before: Annotated[
-        str, typer.Argument(metavar="DATE", help="Such as 2026-11-26 or 2026-11-26T08:30, in UTC.", show_default=False)
+        str, options.argument("DATE", "Such as 2026-11-26 or 2026-11-26T08:30, in UTC.", show_default=False)
     ],
-    device: Device = None,
+    device: options.Device = None,
     devices: Devices = None,
     peers: PeerNames = "all",
-    no_peers: NoPeers = False,
+    no_peers: options.NoPeers = False,
     budget: Budget = None,
     seconds: Seconds = None,
     energy: Energy = False,
     verbose: Verbose = False,
     export_markdown: Markdown = None,
     export_json: Record = None,
-    results: Results = None,
-    reports: Reports = None,
+    results: options.Results = None,
+    reports: options.Reports = None,
 ) -> None:
     """Measure all stored rows from before a date again, by one set of code."""
     from autotune.bench.kernels import parse_date
 
-    limits = {"begin": time.monotonic(), "budget": budget_seconds(budget)}
-    chosen, seconds_each = () if no_peers else peers_named(peers), SHORT_S if seconds is None else seconds
+    limits = {"begin": time.monotonic(), "budget": options.budget_seconds(budget)}
+    chosen, seconds_each = () if no_peers else options.peers_named(peers), SHORT_S if seconds is None else seconds
     what = parse_date(before)
     how = {"peers": chosen, "seconds_each": seconds_each, "fresh": True, "energy": energy, "verbose": verbose}
     _compare(what, device, devices, export_markdown, export_json, results, reports, **how, **limits)
@@ -182,11 +149,11 @@ def _compare(
     export_json: Path | None,
     results: Path | None,
     reports: Path | None,
-    **options: Any,
+    **how: Any,
 ) -> None:
     """Compare what a config says, or stored rows from before a date; export the rows, and write the device's page.
 
-    options: of :func:`autotune.bench.kernels.bench`, the budget with the time for the page.
+    how: as of :func:`autotune.bench.kernels.bench`, the budget with the time for the page.
     """
     # Mistakes until here are answered without torch.
     from rich.console import Console
@@ -196,58 +163,55 @@ def _compare(
     from autotune.workload.config import load_config
     from kernelgen.device import device_facts
 
-    if not options["seconds_each"] >= 0:
-        raise ConfigError(f"--seconds is {options['seconds_each']}; expected zero or more")
-    export_file("--export-markdown", export_markdown)
-    export_file("--export-json", export_json)
-    chosen, folder = devices_given(device, devices), results_folder(results)
+    if not how["seconds_each"] >= 0:
+        raise ConfigError(f"--seconds is {how['seconds_each']}; expected zero or more")
+    options.export_file("--export-markdown", export_markdown)
+    options.export_file("--export-json", export_json)
+    chosen, folder = options.devices_given(device, devices), options.results_folder(results)
     facts = device_facts(chosen[0])
     loaded = load_config(what, facts.backend) if isinstance(what, str) else what
-    if options["budget"] is not None:
-        options["budget"] -= PAGES_S
-    page = watched(folder, reports, facts.slug) if options.pop("watch", False) else nullcontext()
+    if how["budget"] is not None:
+        how["budget"] -= options.PAGES_S
+    page = options.watched(folder, reports, facts.slug) if how.pop("watch", False) else nullcontext()
     with page as live:
-        options |= {"watch": live.add} if live else {}
-        rows = bench(loaded, chosen[0], folder, console=Console(), devices=chosen, **options)
+        how |= {"watch": live.add} if live else {}
+        rows = bench(loaded, chosen[0], folder, console=Console(), devices=chosen, **how)
     for path, text in ((export_markdown, markdown_text), (export_json, lambda rows: record_text(facts, rows))):
         if path is not None:
             path.write_text(text(rows), encoding="utf-8")
             print(f"export: {path}")
-    write_pages(folder, reports, facts.slug)
+    options.write_pages(folder, reports, facts.slug)
 
 
 @app.command()
-def orders(device: Device = None, results: Results = None, reports: Reports = None) -> None:
+def orders(device: options.Device = None, results: options.Results = None, reports: options.Reports = None) -> None:
     """Add the time of ordering a new graph to stored rows that lack it."""
     from autotune.bench.kernels import add_orders
     from kernelgen.device import device_facts
 
-    place, folder = resolve_device(device), results_folder(results)
+    place, folder = options.resolve_device(device), options.results_folder(results)
     add_orders(place, folder, print)
-    write_pages(folder, reports, device_facts(place).slug)
+    options.write_pages(folder, reports, device_facts(place).slug)
 
 
-@app.command(epilog=examples("equitune bench models --model mace-mp-0-medium --structure water"))
+@app.command(epilog=options.examples("equitune bench models --model mace-mp-0-medium --structure water"))
 def models(
     model: Model = None,
     structure: Annotated[
-        list[str] | None,
-        typer.Option(help="A name of configs/graphs.toml, or a file. Repeat it for several."),
+        list[str] | None, options.option("A name of configs/graphs.toml, or a file. Repeat it for several.")
     ] = None,
     contender: Contender = None,
     passes: Annotated[
         list[str] | None,
-        typer.Option("--pass", help="energy_forces, energy_forces_stress, training or md_step. Default: all."),
+        options.option("energy_forces, energy_forces_stress, training or md_step. Default: all.", "--pass"),
     ] = None,
     dtype: Dtype = "float32",
-    together: Annotated[int, typer.Option(help="Build so many models at a time: faster, with more memory.")] = 1,
-    device: Device = None,
-    seconds: Annotated[
-        float | None, typer.Option(help="Sampling time of each contender in each row.", rich_help_panel=MEASURING)
-    ] = None,
+    together: Annotated[int, options.option("Build so many models at a time: faster, with more memory.")] = 1,
+    device: options.Device = None,
+    seconds: Annotated[float | None, options.measuring("Sampling time of each contender in each row.")] = None,
     fresh: Fresh = False,
-    watch: Watch = False,
-    results: Results = None,
+    watch: options.Watch = False,
+    results: options.Results = None,
 ) -> None:
     """Time steps of whole models (configs/model-rows.toml, weights random) by every path that is installed.
 
@@ -269,14 +233,14 @@ def models(
         tuple(structure or ()),
         tuple(contender or ()),
         passes=tuple(name for name in PASSES if not passes or name in passes),
-        device=resolve_device(device),
+        device=options.resolve_device(device),
         dtype=dtype,
         effort=Effort() if seconds is None else Effort(seconds=seconds / 2, warm_up_s=2 * seconds),
         fresh=fresh,
         together=together,
     )
-    folder = results_folder(results)
-    with watched(folder, None, device_facts(request.device).slug) if watch else nullcontext() as live:
+    folder = options.results_folder(results)
+    with options.watched(folder, None, device_facts(request.device).slug) if watch else nullcontext() as live:
 
         def say(text: str) -> None:
             _say(text)
@@ -288,15 +252,15 @@ def models(
     _conclude("times a step; ratios to Equitune's: above 1 it is faster", table_lines(rows), folder, request.device)
 
 
-@app.command(epilog=examples("equitune bench largest --model mace-mp-0-medium"))
+@app.command(epilog=options.examples("equitune bench largest --model mace-mp-0-medium"))
 def largest(
     model: Model = None,
     contender: Contender = None,
     dtype: Dtype = "float32",
-    most_atoms: Annotated[int | None, typer.Option(help="No more atoms than that; a CPU needs it.")] = None,
-    device: Device = None,
+    most_atoms: Annotated[int | None, options.option("No more atoms than that; a CPU needs it.")] = None,
+    device: options.Device = None,
     fresh: Fresh = False,
-    results: Results = None,
+    results: options.Results = None,
 ) -> None:
     """Double a diamond crystal until energies, forces and stress of a step do not fit, by every path.
 
@@ -306,8 +270,8 @@ def largest(
 
     _require_dtype(dtype)
     given = tuple(model or ()), tuple(contender or ())
-    request = LargestRequest(*given, resolve_device(device), dtype, fresh, most_atoms)
-    folder = results_folder(results)
+    request = LargestRequest(*given, options.resolve_device(device), dtype, fresh, most_atoms)
+    folder = options.results_folder(results)
     rows = largest_crystals(request, folder, _say)
     about = "largest diamond crystal that fits: energies, forces and stress of one step"
     _conclude(about, table_lines(rows), folder, request.device)

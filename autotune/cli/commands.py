@@ -101,7 +101,7 @@ app.add_typer(cli_db.app, name="db")
 def root(
     context: typer.Context,
     version: Annotated[
-        bool, typer.Option("--version", callback=_version, is_eager=True, help="Print the version.")
+        bool, options.option("Print the version.", "--version", callback=_version, is_eager=True)
     ] = False,
 ) -> None:
     if context.invoked_subcommand is None:
@@ -132,18 +132,14 @@ app.add_typer(cli_bench.app, name="bench")
 
 CertificateFolder = Annotated[
     Path | None,
-    typer.Option(
-        help="The record goes to certificates/ in this folder. Default: results/ of a checkout, else "
-        "$EQUITUNE_DATABASE or the platform's data folder.",
-        rich_help_panel=options.OUTPUT,
+    options.output(
+        "The record goes to certificates/ in this folder. Default: results/ of a checkout, else "
+        "$EQUITUNE_DATABASE or the platform's data folder."
     ),
 ]
 CertificatePages = Annotated[
     Path | None,
-    typer.Option(
-        help="Folder of the page. Default: reports/ of a checkout, or reports/ in the folder of the results.",
-        rich_help_panel=options.OUTPUT,
-    ),
+    options.output("Folder of the page. Default: reports/ of a checkout, or reports/ in the folder of the results."),
 ]
 
 
@@ -157,32 +153,32 @@ CertificatePages = Annotated[
 def certify(
     model: Annotated[
         str,
-        typer.Argument(
-            metavar="MODEL",
-            help="A file of MACE, NequIP or SevenNet, the name of a published model, module:function, which returns a "
+        options.argument(
+            "MODEL",
+            "A file of MACE, NequIP or SevenNet, the name of a published model, module:function, which returns a "
             "model; or all: the published models of the packages that are installed, and the files in SevenNet's.",
         ),
     ],
     structure: Annotated[
         list[str] | None,
-        typer.Option(help="A file that ase reads, or a name such as mof; may be repeated. Default: drawn structures."),
+        options.option("A file that ase reads, or a name such as mof; may be repeated. Default: drawn structures."),
     ] = None,
     paths: Annotated[
         str | None,
-        typer.Option(
-            help="Such as equitune,captured,cuequivariance,openequivariance. Exit code 1 if one of them is refused. "
+        options.option(
+            "Such as equitune,captured,cuequivariance,openequivariance. Exit code 1 if one of them is refused. "
             "Default: all of the package."
         ),
     ] = None,
-    dtype: Annotated[str, typer.Option(help="float64, float32, or both with a comma.")] = "float64,float32",
+    dtype: Annotated[str, options.option("float64, float32, or both with a comma.")] = "float64,float32",
     device: options.Device = None,
-    quick: Annotated[bool, typer.Option("--quick", help="3 runs and 6 steps in place of 10 and 20.")] = False,
-    thorough: Annotated[bool, typer.Option("--thorough", help="500 steps, 8 directions in place of 2.")] = False,
-    seed: Annotated[int, typer.Option(help="Of the structures, rotations and displacements.")] = 0,
+    quick: Annotated[bool, options.option("3 runs and 6 steps in place of 10 and 20.", "--quick")] = False,
+    thorough: Annotated[bool, options.option("500 steps, 8 directions in place of 2.", "--thorough")] = False,
+    seed: Annotated[int, options.option("Of the structures, rotations and displacements.")] = 0,
     budget: Annotated[
         str | None,
-        typer.Option(
-            help="Time limit of the whole run, with units: 90s, 10m. Paths that it ends before are cut, not passed."
+        options.option(
+            "Time limit of the whole run, with units: 90s, 10m. Paths that it ends before are cut, not passed."
         ),
     ] = None,
     results: CertificateFolder = None,
@@ -285,11 +281,11 @@ def record(config: options.Config, device: options.Device = None, results: optio
 @app.command()
 def explain_defaults(
     device: Annotated[
-        str | None, typer.Argument(metavar="DEVICE", help="Such as nvidia-h200. Default: all that have a database.")
+        str | None, options.argument("DEVICE", "Such as nvidia-h200. Default: all that have a database.")
     ] = None,
-    near: Annotated[float, typer.Option(help="How near to the best counts: 0.05 is 5%.")] = 0.05,
-    most: Annotated[int, typer.Option(help="Print so many schedules of each kernel.")] = 5,
-    as_json: Annotated[bool, typer.Option("--json", help="Print a JSON list with all of them.")] = False,
+    near: Annotated[float, options.option("How near to the best counts: 0.05 is 5%.")] = 0.05,
+    most: Annotated[int, options.option("Print so many schedules of each kernel.")] = 5,
+    as_json: Annotated[bool, options.option("Print a JSON list with all of them.", "--json")] = False,
     results: options.Results = None,
 ) -> None:
     """Print, from all trials, the fewest schedules that are near the best everywhere, as rules."""
@@ -325,36 +321,21 @@ def explain_defaults(
 )
 def records(
     files: Annotated[
-        list[Path],
-        typer.Argument(metavar="RECORD...", help="Files of results/record, packed (DEVICE.jsonl.gz) or not."),
+        list[Path], options.argument("RECORD...", "Files of results/record, packed (DEVICE.jsonl.gz) or not.")
     ],
     sampler: Annotated[
         list[str] | None,
-        typer.Option(
-            help="tpe, climb, gp, random, default, or module:Class of an Optuna sampler. Repeat it for several. "
-            "Default: all but classes.",
-            rich_help_panel=options.SEARCH,
+        options.search(
+            "tpe, climb, gp, random, default, or module:Class of an Optuna sampler. Repeat it for several. "
+            "Default: all but classes."
         ),
     ] = None,
-    seeds: Annotated[
-        int | None, typer.Option(help="Runs of each sampler. Default: 20, for gp 5.", rich_help_panel=options.SEARCH)
-    ] = None,
-    trials: Annotated[int, typer.Option(help="Trials of each run.", rich_help_panel=options.SEARCH)] = 150,
-    ahead: Annotated[
-        int | None,
-        typer.Option(help="Proposals in flight. Default: as on the recording machine.", rich_help_panel=options.SEARCH),
-    ] = None,
-    prune: Annotated[
-        bool,
-        typer.Option(
-            "--prune/--no-prune", help="Skip kernels that spill too many registers.", rich_help_panel=options.SEARCH
-        ),
-    ] = True,
+    seeds: Annotated[int | None, options.search("Runs of each sampler. Default: 20, for gp 5.")] = None,
+    trials: Annotated[int, options.search("Trials of each run.")] = 150,
+    ahead: Annotated[int | None, options.search("Proposals in flight. Default: as on the recording machine.")] = None,
+    prune: Annotated[bool, options.search("Skip kernels that spill too many registers.", "--prune/--no-prune")] = True,
     transfer: Annotated[
-        bool,
-        typer.Option(
-            "--transfer/--no-transfer", help="Start from winners of related kernels.", rich_help_panel=options.SEARCH
-        ),
+        bool, options.search("Start from winners of related kernels.", "--transfer/--no-transfer")
     ] = True,
     results: options.Results = None,
 ) -> None:
@@ -383,20 +364,15 @@ def records(
     )
 )
 def defaults(
-    files: Annotated[
-        list[Path], typer.Argument(metavar="TRIALS...", help="A device's trials: results/trials/DEVICE.jsonl.gz.")
-    ],
+    files: Annotated[list[Path], options.argument("TRIALS...", "A device's trials: results/trials/DEVICE.jsonl.gz.")],
     measure: Annotated[
         str | None,
-        typer.Option(
-            help="On the archive's GPU: measure choices that are only estimates, the most expensive first, for so "
-            "long: 60s, 10m.",
-            rich_help_panel=options.MEASURING,
+        options.measuring(
+            "On the archive's GPU: measure choices that are only estimates, the most expensive first, for so "
+            "long: 60s, 10m."
         ),
     ] = None,
-    device: Annotated[
-        str | None, typer.Option(help="With --measure: cuda or cuda:N.", rich_help_panel=options.MEASURING)
-    ] = None,
+    device: Annotated[str | None, options.measuring("With --measure: cuda or cuda:N.")] = None,
     results: options.Results = None,
 ) -> None:
     """Fit the model of untuned schedules: what they cost on problems that are held out in turn.
@@ -449,16 +425,19 @@ app.add_typer(cli_pack.app, name="pack")
 def report(
     compare: Annotated[
         tuple[Path, Path] | None,
-        typer.Option(metavar="BEFORE AFTER", help="Compare two bench records (or results folders) on one page."),
+        options.option("Compare two bench records (or results folders) on one page.", metavar="BEFORE AFTER"),
     ] = None,
     results: options.Results = None,
     reports: options.Reports = None,
 ) -> None:
     """Rebuild the HTML pages from stored results, or compare two bench records."""
+    folder = options.results_folder(results)
     if compare is None:
-        options.write_pages(options.results_folder(results), reports, None)
+        options.write_pages(folder, reports, None)
     else:
-        options.write_comparison_page(*compare, options.results_folder(results), reports)
+        from autotune.report import write_comparison
+
+        print(f"report: {write_comparison(*compare, reports or reports_dir(folder), print)}")
 
 
 @app.command(
@@ -471,31 +450,31 @@ def report(
 def show(
     problem: Annotated[
         list[str] | None,
-        typer.Argument(
-            metavar="PROBLEM",
-            help="A name of configs/problems.toml, a problem key, or three irreps: of both inputs, and of the output. "
+        options.argument(
+            "PROBLEM",
+            "A name of configs/problems.toml, a problem key, or three irreps: of both inputs, and of the output. "
             "Of a channelwise product the third only says which irreps to keep.",
         ),
     ] = None,
     misses: Annotated[
-        bool, typer.Option("--misses", help="Instead list what running models asked for and did not find here.")
+        bool, options.option("Instead list what running models asked for and did not find here.", "--misses")
     ] = False,
     device: Annotated[
         str | None,
-        typer.Option(help="cpu, cuda, cuda:N, or one that `equitune doctor` lists a database of, such as nvidia-h200."),
+        options.option("cpu, cuda, cuda:N, or one that `equitune doctor` lists a database of, such as nvidia-h200."),
     ] = None,
     fully_connected: Annotated[
-        bool, typer.Option("--fully-connected", help="Irreps mean a fully connected product, not a channelwise one.")
+        bool, options.option("Irreps mean a fully connected product, not a channelwise one.", "--fully-connected")
     ] = False,
     operation: Annotated[
-        Literal["conv", "plain"], typer.Option(help="Convolution over a graph, or plain tensor product.")
+        Literal["conv", "plain"], options.option("Convolution over a graph, or plain tensor product.")
     ] = "conv",
     dtype: Annotated[Literal["float32", "float64"], typer.Option()] = "float32",
     layout: Annotated[
         Literal["mul_ir", "ir_mul"] | None,
-        typer.Option(help="Default: mul_ir; of another device's database all.", show_default=False),
+        options.option("Default: mul_ir; of another device's database all.", show_default=False),
     ] = None,
-    graph_class: Annotated[str | None, typer.Option(help="Such as conv-e14-d5. Default: any.")] = None,
+    graph_class: Annotated[str | None, options.option("Such as conv-e14-d5. Default: any.")] = None,
 ) -> None:
     """Print the schedules that a model would load here for a problem, and why; without a problem, all names."""
     from autotune.workload.toml_tables import check_problem_name, problem_names

@@ -28,7 +28,7 @@ app = typer.Typer(
 )
 
 Problems = Annotated[
-    list[str] | None, typer.Option("--problem", help="Only entries of this problem. Repeat it for several.")
+    list[str] | None, options.option("Only entries of this problem. Repeat it for several.", "--problem")
 ]
 
 
@@ -58,7 +58,7 @@ def stale(
 def verify(
     problem: Problems = None,
     uncertified: Annotated[
-        bool, typer.Option("--uncertified", help="Only entries without a certificate; no times are taken.")
+        bool, options.option("Only entries without a certificate; no times are taken.", "--uncertified")
     ] = False,
     device: options.Device = None,
     results: options.Results = None,
@@ -133,9 +133,7 @@ def retune(
 
 @app.command()
 def merge(
-    files: Annotated[
-        list[Path], typer.Argument(metavar="FILE...", help="Database files, or contributions, of any device.")
-    ],
+    files: Annotated[list[Path], options.argument("FILE...", "Database files, or contributions, of any device.")],
     results: options.Results = None,
 ) -> None:
     """Merge database files into the local databases. Prints which entry wins each conflict, and why."""
@@ -145,21 +143,18 @@ def merge(
     for file in files:
         with database_in(file) as database:
             target, merged = merge_file(database, options.results_folder(results))
-        _print_merged(merged)
-        print(f"{file} -> {target}: {_counts(merged)}")
+        _print_merged(f"{file} -> {target}", merged)
 
 
 @app.command(
     epilog=options.examples("equitune db export mine.json", "equitune db export formats --format t4"),
 )
 def export(
-    path: Annotated[
-        Path, typer.Argument(metavar="PATH", help="The file to write; with --format t4 a folder. It must not exist.")
-    ],
+    path: Annotated[Path, options.argument("PATH", "The file to write; with --format t4 a folder. It must not exist.")],
     problem: Problems = None,
     form: Annotated[
         Literal["equitune", "t4"],
-        typer.Option("--format", help="t4: the autotuning community's T1 and T4, and caches for Kernel Tuner."),
+        options.option("t4: the autotuning community's T1 and T4, and caches for Kernel Tuner.", "--format"),
     ] = "equitune",
     device: options.Device = None,
     results: options.Results = None,
@@ -188,9 +183,7 @@ def export(
 
 @app.command("import")
 def import_(
-    files: Annotated[
-        list[Path], typer.Argument(metavar="FILE...", help="STUDY.t4.json, by `equitune db export --format t4`.")
-    ],
+    files: Annotated[list[Path], options.argument("FILE...", "STUDY.t4.json, by `equitune db export --format t4`.")],
     results: options.Results = None,
 ) -> None:
     """Add the trials of T4 files to the trials here, from which `equitune tune` goes on."""
@@ -207,9 +200,9 @@ def import_(
     )
 )
 def pull(
-    source: Annotated[str, typer.Argument(metavar="SOURCE", help="A folder, or a URL that begins with https://.")],
-    sha256: Annotated[str | None, typer.Option(help="Take only the file with this SHA-256.")] = None,
-    of: Annotated[str | None, typer.Option(metavar="DEVICE", help="Of another device, such as nvidia-h200.")] = None,
+    source: Annotated[str, options.argument("SOURCE", "A folder, or a URL that begins with https://.")],
+    sha256: Annotated[str | None, options.option("Take only the file with this SHA-256.")] = None,
+    of: Annotated[str | None, options.option("Of another device, such as nvidia-h200.", metavar="DEVICE")] = None,
     device: options.Device = None,
     results: options.Results = None,
 ) -> None:
@@ -220,14 +213,13 @@ def pull(
     facts = None if of else device_facts(options.resolve_device(device))
     slug = of or (facts.slug if facts else "")
     target, digest, merged = pull_from(source, slug, options.results_folder(results), sha256, facts)
-    _print_merged(merged)
-    print(f"{source} -> {target}: {_counts(merged)}")
+    _print_merged(f"{source} -> {target}", merged)
     options.print_next(f"to pin what you took: --sha256 {digest}")
 
 
 @app.command(epilog=options.examples("equitune db push /shared/equitune"))
 def push(
-    folder: Annotated[str, typer.Argument(metavar="FOLDER", help="The shared database. It is made if it is missing.")],
+    folder: Annotated[str, options.argument("FOLDER", "The shared database. It is made if it is missing.")],
     problem: Problems = None,
     device: options.Device = None,
     results: options.Results = None,
@@ -238,13 +230,12 @@ def push(
 
     slug = device_facts(options.resolve_device(device)).slug
     target, digest, merged = push_to(options.results_folder(results), slug, folder, problem or ())
-    _print_merged(merged)
-    print(f"{target}: {_counts(merged)}; sha256 {digest}")
+    _print_merged(str(target), merged, f"; sha256 {digest}")
 
 
 @app.command()
 def contribute(
-    path: Annotated[Path, typer.Argument(metavar="FILE", help="The archive to write, such as a100.tar.gz.")],
+    path: Annotated[Path, options.argument("FILE", "The archive to write, such as a100.tar.gz.")],
     device: options.Device = None,
     budget: options.Budget = None,
     trials: options.Trials = None,
@@ -290,16 +281,16 @@ def pack(results: options.Results = None) -> None:
 @app.command()
 def check(
     arch: Annotated[
-        str, typer.Option(help="Such as sm_80,sm_86, or gfx942 (AMD, by clang). Default: all of NVIDIA.")
+        str, options.option("Such as sm_80,sm_86, or gfx942 (AMD, by clang). Default: all of NVIDIA.")
     ] = "all",
     sample: Annotated[
-        int | None, typer.Option(min=1, help="Compile only so many kernels each, evenly from all kinds.")
+        int | None, options.option("Compile only so many kernels each, evenly from all kinds.", min=1)
     ] = None,
     defaults: Annotated[
-        bool, typer.Option("--defaults/--no-defaults", help="Also the default schedules of the shipped configs.")
+        bool, options.option("Also the default schedules of the shipped configs.", "--defaults/--no-defaults")
     ] = True,
     limit: Annotated[
-        str | None, typer.Option(help="Begin no other kernel after this time, with units: 90s, 30m. Shared evenly.")
+        str | None, options.option("Begin no other kernel after this time, with units: 90s, 30m. Shared evenly.")
     ] = None,
 ) -> None:
     """Compile what users of other GPUs would get, and compare it with their limits. No GPU is needed.
@@ -326,17 +317,14 @@ def check(
         raise typer.Exit(1)
 
 
-def _print_merged(merged: list[Merged]) -> None:
-    """Conflicts and refusals."""
+def _print_merged(what: str, merged: list[Merged], end: str = "") -> None:
+    """Conflicts and refusals, then how many entries there were of each kind."""
+    from autotune.database.maintenance import counts
+
     for item in merged:
         if item.reason not in ("new here", "the same as here"):
             print(f"{_name(item.entry)}: {'taken' if item.taken else 'kept out'}, {item.reason}")
-
-
-def _counts(merged: list[Merged]) -> str:
-    from autotune.database.maintenance import counts
-
-    return ", ".join(f"{count} {name}" for name, count in counts(merged).items())
+    print(f"{what}: {', '.join(f'{count} {name}' for name, count in counts(merged).items())}{end}")
 
 
 def _name(entry: Entry) -> str:

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
-import importlib.metadata
 import json
 import os
 import platform
@@ -17,7 +16,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, NoReturn
 
-from autotune.paths import TUNE, lacking, missing_packages, typed, user_data_dir
+from autotune.paths import TUNE, installed_version, lacking, missing_packages, typed, user_data_dir
 from kernelgen.errors import CacheError, EquituneError, ToolMissingError
 from kernelgen.version import GENERATOR_VERSION, __version__
 
@@ -85,14 +84,6 @@ def next_step(findings: Iterable[Finding]) -> str:
     if missing_packages():
         return "pip install 'equitune[tune]', to search for schedules; models run without"
     return f"{typed('tune quick')} (a first search, about a minute)"
-
-
-def version_of(distribution: str) -> str | None:
-    """Version of an installed distribution, None if it is not installed."""
-    try:
-        return importlib.metadata.version(distribution)
-    except importlib.metadata.PackageNotFoundError:
-        return None
 
 
 def size_text(count: int) -> str:
@@ -185,13 +176,13 @@ def nvrtc_flaws(version: str) -> list[str]:
 
 def _software() -> Iterator[tuple[str, str, str]]:
     yield "python", platform.python_version(), "ok"
-    if other := version_of("autotune"):
+    if other := installed_version("autotune"):
         text = (
             f"{other}, another project whose files have the names of Equitune's: uninstall both, then install equitune"
         )
         yield "autotune", text, "problem"
     for name in (*NEEDED, *OPTIONAL):
-        version = version_of(name)
+        version = installed_version(name)
         yield name, version or "not installed", "ok" if version else ("problem" if name in NEEDED else "absent")
     yield "generator", GENERATOR_VERSION, "ok"
 
@@ -229,8 +220,8 @@ def _peers() -> Iterator[tuple[str, str, str]]:
     from autotune.compare.peers import usable_peers
 
     for device in ("cpu", "cuda") if torch.cuda.is_available() else ("cpu",):
-        for peer in usable_peers(device):
-            yield f"{peer.name} ({device})", peer.reason or "usable", "ok" if peer.usable else "absent"
+        for name, reason in usable_peers(device).items():
+            yield f"{name} ({device})", reason or "usable", "absent" if reason else "ok"
 
 
 PROBES: tuple[tuple[str, Probe], ...] = (

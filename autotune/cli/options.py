@@ -6,6 +6,7 @@ An invalid value raises a typed error that names its option.
 from __future__ import annotations
 
 import contextlib
+import functools
 import os
 import shlex
 import signal
@@ -31,46 +32,47 @@ INTERRUPTED = 130
 # Seconds of a budget that the table and the pages at the end take.
 PAGES_S = 4.0
 
-SEARCH, SHARING, OUTPUT, MEASURING = "Search", "Sharing", "Output", "Measuring"
+
+def option(help: str, *names: str, panel: str | None = None, **more: Any) -> Any:
+    """names: of a flag, or of an option that its parameter does not name. panel: where it stands in the help."""
+    return typer.Option(*names, help=help, rich_help_panel=panel, **more)
+
+
+def argument(name: str, help: str, **more: Any) -> Any:
+    return typer.Argument(metavar=name, help=help, **more)
+
+
+search, sharing, output, measuring = (
+    functools.partial(option, panel=panel) for panel in ("Search", "Sharing", "Output", "Measuring")
+)
 
 CONFIG_HELP = "A TOML file, or the name of one in configs/."
-Config = Annotated[str, typer.Argument(metavar="CONFIG", help=CONFIG_HELP)]
-Device = Annotated[str | None, typer.Option(help="cpu, cuda or cuda:N. By default the GPU if there is one.")]
+Config = Annotated[str, argument("CONFIG", CONFIG_HELP)]
+Device = Annotated[str | None, option("cpu, cuda or cuda:N. By default the GPU if there is one.")]
 ModelName = Annotated[
     str,
-    typer.Argument(
-        metavar="MODEL",
-        help="A file of MACE, NequIP or SevenNet, the name of a published model, or module:function, which returns a "
+    argument(
+        "MODEL",
+        "A file of MACE, NequIP or SevenNet, the name of a published model, or module:function, which returns a "
         "model, or a model and its inputs.",
     ),
 ]
-Structure = Annotated[
-    str | None, typer.Option(help="The atoms on which it runs: a file that ase reads, or a name such as mof.")
-]
-ModelDtype = Annotated[str | None, typer.Option(help="Run the model in float32 or float64. Default: as in the file.")]
-Budget = Annotated[
-    str | None, typer.Option(help="Time limit of the whole run, with units: 90s, 10m, 1h30m.", rich_help_panel=SEARCH)
-]
-Trials = Annotated[
-    int | None, typer.Option(help="Trials of each search. Trials of earlier runs count.", rich_help_panel=SEARCH)
-]
+Structure = Annotated[str | None, option("The atoms on which it runs: a file that ase reads, or a name such as mof.")]
+ModelDtype = Annotated[str | None, option("Run the model in float32 or float64. Default: as in the file.")]
+Budget = Annotated[str | None, search("Time limit of the whole run, with units: 90s, 10m, 1h30m.")]
+Trials = Annotated[int | None, search("Trials of each search. Trials of earlier runs count.")]
 Peers = Annotated[
     str | None,
-    typer.Option(
-        help="Also time peers, whatever it takes: all, none, or names: e3nn,e3nn-compiled. Default, of a config's "
-        "workloads and of stale entries: those for which a third of the budget suffices.",
-        rich_help_panel=OUTPUT,
+    output(
+        "Also time peers, whatever it takes: all, none, or names: e3nn,e3nn-compiled. Default, of a config's "
+        "workloads and of stale entries: those for which a third of the budget suffices."
     ),
 ]
-NoPeers = Annotated[bool, typer.Option("--no-peers", help="The same as --peers none.", rich_help_panel=OUTPUT)]
-Results = Annotated[
-    Path | None, typer.Option(help="Folder of the tuned databases and raw trials.", rich_help_panel=OUTPUT)
-]
-Reports = Annotated[Path | None, typer.Option(help="Folder of the HTML pages.", rich_help_panel=OUTPUT)]
-Watch = Annotated[
-    bool, typer.Option("--watch", help="Open the page in a browser while it grows.", rich_help_panel=OUTPUT)
-]
-Json = Annotated[bool, typer.Option("--json", help="Print a JSON list.")]
+NoPeers = Annotated[bool, output("The same as --peers none.", "--no-peers")]
+Results = Annotated[Path | None, output("Folder of the tuned databases and raw trials.")]
+Reports = Annotated[Path | None, output("Folder of the HTML pages.")]
+Watch = Annotated[bool, output("Open the page in a browser while it grows.", "--watch")]
+Json = Annotated[bool, option("Print a JSON list.", "--json")]
 
 
 def examples(*lines: str) -> str:
@@ -130,12 +132,6 @@ def budget_seconds(text: str | None, option: str = "--budget") -> float | None:
         return None if text is None else parse_duration(text)
     except ConfigError as error:
         raise ConfigError(f"{option}: {error}") from error
-
-
-def sampler_name(text: str | None) -> str | None:
-    from autotune.workload.toml_tables import check_sampler
-
-    return None if text is None else check_sampler(text)
 
 
 def peers_named(text: str) -> tuple[str, ...] | None:
@@ -201,13 +197,6 @@ def watched(results: Path, reports: Path | None, slug: str) -> Iterator[LivePage
             webbrowser.open(live.path.resolve().as_uri())
         print(f"watch: {live.path}", flush=True)
         yield live
-
-
-def write_comparison_page(before: Path, after: Path, results: Path, reports: Path | None) -> None:
-    """Print the verdict on two bench records, write the page that compares them, and print its path."""
-    from autotune.report import write_comparison
-
-    print(f"report: {write_comparison(before, after, reports or reports_dir(results), print)}")
 
 
 def print_rich(renderable: Any) -> None:

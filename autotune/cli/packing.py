@@ -82,35 +82,32 @@ def calls_of(
 
     A GPU's schedules are those for the first architecture. InputError for another dtype than float32 and float64.
     """
+    problem = find_problem(text)
+    if dtype not in ("float32", "float64"):
+        raise InputError(f"dtype is {dtype!r}; expected float32 or float64")
+    device, of_torch = torch.device("cuda" if archs else "cpu"), getattr(torch, dtype)
     with assumed(card_of(archs[0])) if archs else nullcontext():
-        return _calls_on("cuda" if archs else "cpu", text, operation, dtype, layout, training)
+        if not isinstance(problem, TensorProductProblem):
+            operation = operations_of(problem)[0]
+            name = operator_text(operation, layout, (problem.key, "", None), device, of_torch)
+            return _of_rows(operation, name, training)
+
+        def made(found: Found) -> Operator:
+            options = {"operation": operation, "dtype": of_torch, "layout": layout}
+            return build(problem, found.schedules, device=device, refused=found.refused, **options)
+
+        operator = Lookup(problem, operation, layout, device, of_torch).family(made)
+        calls = [Call("tp_forward", operator.text)]
+        some = ("".join(slots) for count in (1, 2, 3) for slots in combinations("xyw", count))
+        calls += [Call("tp_backward", operator.text, "", outputs) for outputs in some]
+        if training:
+            calls += [Call("tp_double_backward", operator.text, *of) for of in _TRAINING]
+        return [call for call in calls if all(_is_legal(one, call) for one in operator.members or (operator,))]
 
 
 def card_of(arch: str) -> DeviceFacts:
     """The card that stands for an architecture, for which schedules may have been tuned."""
     return representative(arch) if arch in CUDA_ARCHS else cuda_facts(arch)
-
-
-def _calls_on(kind: str, text: str, operation: str, dtype: str, layout: str, training: bool) -> list[Call]:
-    problem = find_problem(text)
-    if dtype not in ("float32", "float64"):
-        raise InputError(f"dtype is {dtype!r}; expected float32 or float64")
-    device, of_torch = torch.device(kind), getattr(torch, dtype)
-    if not isinstance(problem, TensorProductProblem):
-        operation = operations_of(problem)[0]
-        name = operator_text(operation, layout, (problem.key, "", None), device, of_torch)
-        return [*_of_rows(operation, name, training)]
-
-    def made(found: Found) -> Operator:
-        options = {"operation": operation, "dtype": of_torch, "layout": layout}
-        return build(problem, found.schedules, device=device, refused=found.refused, **options)
-
-    operator = Lookup(problem, operation, layout, device, of_torch).family(made)
-    calls = [Call("tp_forward", operator.text)]
-    calls += [Call("tp_backward", operator.text, "", outputs) for outputs in _subsets("xyw")]
-    if training:
-        calls += [Call("tp_double_backward", operator.text, *of) for of in _TRAINING]
-    return [call for call in calls if all(_is_legal(one, call) for one in operator.members or (operator,))]
 
 
 def _is_legal(operator: Operator, call: Call) -> bool:
@@ -127,10 +124,6 @@ def _of_rows(operation: str, text: str, training: bool) -> list[Call]:
         second = [Call("sh_double_backward", text, "", outputs) for outputs in ("xg", "x", "g")]
         return [Call("sh_forward", text), Call("sh_backward", text), *(second if training else ())]
     return [Call("sc_forward", text), Call("sc_backward", text, "", "x")]
-
-
-def _subsets(slots: str) -> list[str]:
-    return ["".join(some) for count in range(1, len(slots) + 1) for some in combinations(slots, count)]
 
 
 # A folder of packs of the suite's problems: what a module's first calls need, on processors and GPUs of each kind.

@@ -129,11 +129,13 @@ def show(
             for entry in sorted(entries, key=lambda entry: entry.identity):
                 kind_text = ", deterministic" if entry.deterministic else ""
                 lines += ["", f"{name}: tuned, {entry.layout}, {entry.graph_class}{kind_text}"]
-                lines += [_row("  schedule", _knobs(entry.tuned_schedule)), *_figures(entry, facts)]
+                rows = [("schedule", _knobs(entry.tuned_schedule)), *_figures(entry, facts)]
+                lines += [_row(f"  {row}", value) for row, value in rows]
             continue
         form = (dtype, layout or "mul_ir", facts, graph_class)
         tuning = find_schedule(problem, operation, direction, *form, strict=False)
-        lines += ["", f"{name}: {tuning.origin}{'' if is_here else f', {form[1]}'}", *_tuning(tuning, facts)]
+        lines += ["", f"{name}: {tuning.origin}{'' if is_here else f', {form[1]}'}"]
+        lines += [_row(f"  {row}", value) for row, value in _tuning(tuning, facts)]
         origins[direction] = tuning.origin
     if is_here:
         tuned = origins["forward"] in ("exact", "nearest")
@@ -168,17 +170,15 @@ def _databases(facts: DeviceFacts) -> Iterator[str]:
         yield _row("databases" if index == 0 else "", f"{path}: {count}{flaws}")
 
 
-def _tuning(tuning: Tuning, facts: DeviceFacts) -> Iterator[str]:
-    yield _row("  why", tuning.reason)
-    yield _row("  schedule", _knobs(tuning.schedule))
+def _tuning(tuning: Tuning, facts: DeviceFacts) -> Iterator[tuple[str, str]]:
+    yield "why", tuning.reason
+    yield "schedule", _knobs(tuning.schedule)
     if tuning.entry is None:
-        yield _row("  figures", "none, this schedule was not measured")
+        yield "figures", "none, this schedule was not measured"
         return
     if tuning.schedule != tuning.entry.tuned_schedule:
-        yield _row(
-            "  but",
-            "the figures are of the entry's own schedule: " + _changes(tuning.schedule, tuning.entry.tuned_schedule),
-        )
+        other = _changes(tuning.schedule, tuning.entry.tuned_schedule)
+        yield "but", f"the figures are of the entry's own schedule: {other}"
     yield from _figures(tuning.entry, facts)
 
 
@@ -192,53 +192,49 @@ def _changes(schedule: Knobs, other: Knobs) -> str:
     return ", ".join(f"{name}={value}" for name, value in theirs.items() if ours.get(name) != value) or "the same"
 
 
-def _figures(entry: Entry, facts: DeviceFacts) -> Iterator[str]:
+def _figures(entry: Entry, facts: DeviceFacts) -> Iterator[tuple[str, str]]:
     graph = entry.graph
     size = kernel_kind(entry.operation).size_text(graph["edges"], graph["nodes"])
-    yield _row("  graph", f"{graph['name']}, {size}")
+    yield "graph", f"{graph['name']}, {size}"
     quartiles = f"quartiles {time_text(entry.q1_us)} to {time_text(entry.q3_us)}"
-    yield _row("  time", f"{time_text(entry.time_us)} ({quartiles})")
+    yield "time", f"{time_text(entry.time_us)} ({quartiles})"
     if entry.by:
         figures = f"{figures_text(entry.to_dict())}; the default {figures_text(entry.default)}"
-        yield _row("  objective", f"{entry.objective}: {figures}")
+        yield "objective", f"{entry.objective}: {figures}"
     for name, one in entry.front.items():
         knobs = _changes(entry.tuned_schedule, kernel_kind(entry.operation).read(one["schedule"]))
-        yield _row("  front", f"{name}: {figures_text(one)}; its knobs: {knobs}")
+        yield "front", f"{name}: {figures_text(one)}; its knobs: {knobs}"
     gain = {} if entry.by else entry.gain
-    default = _changes(entry.tuned_schedule, kernel_kind(entry.operation).read(entry.default["schedule"]))
-    yield _row(
-        "  default",
-        f"{time_text(entry.default['time_us'])}, {_ratio(entry.default, entry, gain)}; its knobs: {default}",
-    )
-    yield _row("  verdict", _verdict(entry))
+    knobs = _changes(entry.tuned_schedule, kernel_kind(entry.operation).read(entry.default["schedule"]))
+    default = f"{time_text(entry.default['time_us'])}, {_ratio(entry.default, entry, gain)}"
+    yield "default", f"{default}; its knobs: {knobs}"
+    yield "verdict", _verdict(entry)
     if not entry.peers:
-        yield _row("  peers", "none were timed beside it")
+        yield "peers", "none were timed beside it"
     for index, (name, peer) in enumerate(sorted(entry.peers.items())):
-        figure = (
-            f"{time_text(peer['time_us'])}, {_ratio(peer, entry, peer)}" if "time_us" in peer else str(peer["error"])
-        )
-        yield _row("  peers" if index == 0 else "", f"{contender_name(name)}: {figure}")
+        figure = f"{time_text(peer['time_us'])}, {_ratio(peer, entry, peer)}" if "time_us" in peer else peer["error"]
+        yield "peers" if index == 0 else "", f"{contender_name(name)}: {figure}"
     share = f"{entry.floor_us / entry.time_us:.0%} of the time"
-    yield _row("  floor", f"{time_text(entry.floor_us)} for the memory traffic ({share})")
+    yield "floor", f"{time_text(entry.floor_us)} for the memory traffic ({share})"
     errors = ", ".join(f"{slot} {value:.1e}" for slot, value in entry.errors.items())
-    yield _row("  errors", f"{errors} relative to float64 (tolerance {entry.tolerance:.0e})")
+    yield "errors", f"{errors} relative to float64 (tolerance {entry.tolerance:.0e})"
     proof = entry.certificate
     if "equivariance" in proof:
         bits = "the same bits" if proof.get("bitwise") else "other bits"
         checked = f"two runs gave {bits}, {proof.get('edges', '?')} edges checked"
-        yield _row("  proof", f"{proof['equivariance']:.1e} under a rotation; {checked}")
+        yield "proof", f"{proof['equivariance']:.1e} under a rotation; {checked}"
     else:
-        yield _row("  proof", f"none under a rotation; {typed('db verify')} measures it on that device")
+        yield "proof", f"none under a rotation; {typed('db verify')} measures it on that device"
     if entry.resources:
         compiled = {name: value for name, value in entry.resources.items() if name not in COUNTERS}
-        yield _row("  resources", ", ".join(f"{name} {value}" for name, value in compiled.items()))
+        yield "resources", ", ".join(f"{name} {value}" for name, value in compiled.items())
     if counted := counters_text(entry.resources, entry.bytes, entry.time_us):
-        yield _row("  counters", counted)
+        yield "counters", counted
     trials = entry.trials
-    yield _row("  trials", f"{trials.get('count', '?')} ({trials.get('ok', '?')} ok), {trials.get('file', '')}")
+    yield "trials", f"{trials.get('count', '?')} ({trials.get('ok', '?')} ok), {trials.get('file', '')}"
     conditions = entry.conditions.get("noise") or ("at rest" if entry.conditions else "not recorded")
-    yield _row("  machine", str(conditions))
-    yield _row("  tuned", f"{entry.date}, generator {entry.generator}{_same_kernel(entry, facts)}")
+    yield "machine", str(conditions)
+    yield "tuned", f"{entry.date}, generator {entry.generator}{_same_kernel(entry, facts)}"
 
 
 def _verdict(entry: Entry) -> str:

@@ -32,45 +32,30 @@ app = typer.Typer(
     subcommand_metavar="CONFIG | COMMAND [ARGS]...",
 )
 
-Sampler = Annotated[
-    str | None,
-    typer.Option(help="auto, tpe, climb, gp, random, brute, or module:Class.", rich_help_panel=options.SEARCH),
-]
-Seed = Annotated[int, typer.Option(help="Random seed.", rich_help_panel=options.SEARCH)]
+Sampler = Annotated[str | None, options.search("auto, tpe, climb, gp, random, brute, or module:Class.")]
+Seed = Annotated[int, options.search("Random seed.")]
 Patience = Annotated[
-    int | None,
-    typer.Option(
-        help="End a search after this many trials without a 1% gain. Default on a GPU: 120.",
-        rich_help_panel=options.SEARCH,
-    ),
+    int | None, options.search("End a search after this many trials without a 1% gain. Default on a GPU: 120.")
 ]
 Objective = Annotated[
     str,
-    typer.Option(
-        help="What to minimise: time, energy (joules a call) or memory (bytes a call); weighted, as time=1,energy=0.5; "
-        "or all that no other beats in each: pareto:time,memory. Energy and memory need a GPU.",
-        rich_help_panel=options.SEARCH,
+    options.search(
+        "What to minimise: time, energy (joules a call) or memory (bytes a call); weighted, as time=1,energy=0.5; "
+        "or all that no other beats in each: pareto:time,memory. Energy and memory need a GPU."
     ),
 ]
 Counters = Annotated[
     str,
-    typer.Option(
-        help="Count what the best few do on a GPU (DRAM, tensor cores, occupancy): auto, if ncu is there; or none.",
-        rich_help_panel=options.OUTPUT,
+    options.output(
+        "Count what the best few do on a GPU (DRAM, tensor cores, occupancy): auto, if ncu is there; or none."
     ),
 ]
-Shared = Annotated[
-    bool,
-    typer.Option(
-        "--shared", help="Share studies with other tuners of this results folder.", rich_help_panel=options.SHARING
-    ),
-]
+Shared = Annotated[bool, options.sharing("Share studies with other tuners of this results folder.", "--shared")]
 Storage = Annotated[
     str | None,
-    typer.Option(
-        help="Optuna storage URL. All tuners that name it share their studies. If the database server restarts, "
-        "tuners wait up to two minutes.",
-        rich_help_panel=options.SHARING,
+    options.sharing(
+        "Optuna storage URL. All tuners that name it share their studies. If the database server restarts, "
+        "tuners wait up to two minutes."
     ),
 ]
 
@@ -96,10 +81,7 @@ def tune_config(
     objective: Objective = "time",
     counters: Counters = "auto",
     devices: Annotated[
-        str | None,
-        typer.Option(
-            help="Run one tuner on each device: all, 0,1 or cpu,cpu (to try it).", rich_help_panel=options.SHARING
-        ),
+        str | None, options.sharing("Run one tuner on each device: all, 0,1 or cpu,cpu (to try it).")
     ] = None,
     shared: Shared = False,
     storage: Storage = None,
@@ -153,7 +135,7 @@ def tune_config(
 def model(
     name: options.ModelName,
     structure: options.Structure = None,
-    training: Annotated[bool, typer.Option("--training", help="Also tune a training step.")] = False,
+    training: Annotated[bool, options.option("Also tune a training step.", "--training")] = False,
     dtype: options.ModelDtype = None,
     device: options.Device = None,
     budget: options.Budget = None,
@@ -241,12 +223,13 @@ def checked(
     """The budget in seconds; a mistake in an option of a search is answered without torch."""
     from autotune.measure.counters import counts_asked
     from autotune.workload import objective as objectives
-    from autotune.workload.toml_tables import check_seed
+    from autotune.workload.toml_tables import check_sampler, check_seed
 
     objectives.Objective.parse(objective)
     counts_asked(counters)
     seconds = options.budget_seconds(budget)
-    options.sampler_name(sampler)
+    if sampler is not None:
+        check_sampler(sampler)
     options.positive("--trials", trials)
     options.positive("--patience", patience)
     check_seed(seed)

@@ -12,7 +12,7 @@ import functools
 import statistics
 from collections import defaultdict
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, field
 from time import monotonic
 from types import MappingProxyType
@@ -28,6 +28,7 @@ from autotune.workload.workload import Workload, moved_bytes
 from kernelgen.kernels.knobs import Knobs
 
 if TYPE_CHECKING:
+    from autotune.compare.peers.peer import Peer
     from autotune.measure.kinds import GraphOrder
     from autotune.measure.timing import Sampler, Timing
 
@@ -127,21 +128,18 @@ def run_comparison(
     about a second a contender (two, if it is one round); the peers take part in the first. Later rounds end with the
     pass's time.
     """
-    options: dict[str, Any] = {"seconds_each": seconds_each, "on_step": on_step, "deadline": deadline}
-    options |= {"optional": optional, "asked": asked, "energy": energy}
-    if worker is None:
-        options |= {"known_failures": known_failures, "copies": copies}
-        with Worker(setting) as own:
-            return run_comparison(setting, passes, ours, worker=own, **options)
-    comparison = _Comparison(worker, setting, passes, ours, times_copies=copies, **options)
-    comparison.fallen |= {(name, ""): reason for name, reason in known_failures.items()}
-    while True:
-        worker.reopen(setting)
-        try:
-            return comparison.hold()
-        except _Fallen as end:
-            worker.close()
-            comparison.fallen[end.name, end.which] = end.reason
+    with Worker(setting) if worker is None else nullcontext(worker) as process:
+        comparison = _Comparison(
+            process, setting, passes, ours, seconds_each, on_step, copies, deadline, optional, asked, energy
+        )
+        comparison.fallen |= {(name, ""): reason for name, reason in known_failures.items()}
+        while True:
+            process.reopen(setting)
+            try:
+                return comparison.hold()
+            except _Fallen as end:
+                process.close()
+                comparison.fallen[end.name, end.which] = end.reason
 
 
 class _Fallen(Exception):
@@ -196,7 +194,12 @@ class _Comparison:
                         moved = moved_bytes(self.setting.workload, which)
                         copied = self.worker.ask(SAMPLE_LIMIT_S, ComparisonSession.copy_time, moved)
                     self.copies |= {} if copied is None else {which: copied}
-        orders = self._time_orders([name for name in prepared if not prepared[name].error])
+        orders: dict[str, float] = {}
+        if self.times_copies:
+            with self._timed("order"):
+                for name in (name for name, answer in prepared.items() if not answer.error):
+                    time_ms = self.worker.ask(SAMPLE_LIMIT_S, ComparisonSession.order_time, name)
+                    orders |= {} if time_ms is None else {name: time_ms}
         with self._timed("bandwidth"):
             bandwidth = self.worker.ask(SAMPLE_LIMIT_S, ComparisonSession.copy_bandwidth)
         return ComparisonResult(
@@ -233,13 +236,6 @@ class _Comparison:
         finally:
             self.seconds[part] += monotonic() - begin
 
-    def _time_orders(self, names: Iterable[str]) -> dict[str, float]:
-        if not self.times_copies:
-            return {}
-        with self._timed("order"):
-            found = {name: self.worker.ask(SAMPLE_LIMIT_S, ComparisonSession.order_time, name) for name in names}
-        return {name: time_ms for name, time_ms in found.items() if time_ms is not None}
-
     def _note_errors(self, name: str, answer: Answer) -> None:
         """Keep the largest relative error of every checked output."""
         for direction, errors in answer.errors.items():
@@ -251,18 +247,6 @@ class _Comparison:
         spared = name not in self.optional if name in self.ours else self.asked
         return not spared and end is not None and monotonic() + needed_s >= end
 
-    def _end_of(self, which: str) -> float | None:
-        """When a pass that begins now should end: those that are left share the time equally."""
-        if self.deadline is None:
-            return None
-        now = monotonic()
-        return now + max(0.0, self.deadline - now) / (len(self.passes) - self.passes.index(which))
-
-    def _known_s(self, name: str) -> float:
-        """Seconds that a contender's next warm-up takes, as far as earlier parts of the comparison tell."""
-        warm_ups = [self.seconds.get(f"warm up {name} {which}", 0.0) for which in self.passes]
-        return max(self.seconds[f"prepare {name}"], PASS_RATIO * max(warm_ups))
-
     def _compare(self, which: str, entered: Mapping[str, Answer]) -> dict[str, Result]:
         from autotune.measure.timing import timing_of
 
@@ -273,7 +257,10 @@ class _Comparison:
         fewest: dict[str, int] = {}
         conditions: dict[str, Answer] = {}
         joules: dict[str, tuple[float, ...]] = {}
-        end = self._end_of(which)
+        end = None
+        if self.deadline is not None:  # passes that are left share the time equally
+            now = monotonic()
+            end = now + max(0.0, self.deadline - now) / (len(self.passes) - self.passes.index(which))
 
         def sample(names: Iterable[str]) -> None:
             for name in names:
@@ -285,7 +272,10 @@ class _Comparison:
 
         for name in [name for name in entered if name not in failed]:
             sampling_s = sum(fewest[other] * warm[other].seconds for other in counts)
-            if name not in self.ours and self._is_late(name, sampling_s + self._known_s(name), end):
+            # What its warm-up takes, as far as earlier parts of the comparison tell.
+            warm_up_s = PASS_RATIO * max(self.seconds.get(f"warm up {name} {other}", 0.0) for other in self.passes)
+            warm_up_s = max(self.seconds[f"prepare {name}"], warm_up_s)
+            if name not in self.ours and self._is_late(name, sampling_s + warm_up_s, end):
                 failed[name] = LEFT_OUT.format("the time for comparisons was over")
                 continue
             with self._timed(f"warm up {name} {which}"):
@@ -512,19 +502,16 @@ class ComparisonSession(WorkloadSession):
 
     def __init__(self, setting: ComparisonSetting) -> None:
         super().__init__(setting.workload, setting.device)
-        self.peers = self._peers(setting.peers)
+        self.peers: dict[str, Peer] = {}
+        if setting.peers != ():
+            from autotune.compare.peers import peers_for
+
+            peers = peers_for(self.workload, self.device, self.tensors, self.reference)
+            self.peers = {peer.name: peer for peer in peers if setting.peers is None or peer.name in setting.peers}
         self.contenders: dict[str, Any] = {}
         # What each does once for a new graph.
         self.orders: dict[str, GraphOrder | None] = {}
         self.samplers: dict[str, Sampler] = {}
-
-    def _peers(self, names: tuple[str, ...] | None) -> dict[str, Any]:
-        if names == ():
-            return {}
-        from autotune.compare.peers import peers_for
-
-        peers = peers_for(self.workload, self.device, self.tensors, self.reference)
-        return {peer.name: peer for peer in peers if names is None or peer.name in names}
 
     def build_seconds(self) -> dict[str, float]:
         """By peer that takes part, the most seconds that it takes to compile itself."""

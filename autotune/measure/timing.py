@@ -480,6 +480,15 @@ def synchronize(device: torch.device | str) -> None:
         torch.cuda.synchronize(device)
 
 
+def timed(call: Callable[[], object], device: torch.device | str) -> float:
+    """Seconds of one call, with all that it queued on the device."""
+    synchronize(device)
+    begin = time.perf_counter()
+    call()
+    synchronize(device)
+    return time.perf_counter() - begin
+
+
 def joules_a_call(call: Callable[[], object], device: torch.device | str, seconds: float = ENERGY_S) -> float | None:
     """Energy of the whole GPU for one of many calls in a row, with warm caches; None where it is not counted.
 

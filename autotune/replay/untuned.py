@@ -14,7 +14,7 @@ from typing import Any
 
 import numpy as np
 
-from autotune.bench.rows import OURS, Row, peer_times, stored_rows
+from autotune.bench.rows import Row, SuiteRow, stored_rows
 from autotune.database.entry import Entry
 from autotune.database.lookup import find_schedule
 from autotune.database.model_of_time import FEATURES, FORM, Features, Trees, knobs_of, table_path
@@ -419,9 +419,9 @@ def against_peers(bench: Iterable[Row], choices: Sequence[Sequence[Any]], cost: 
     found = []
     for row in bench:
         name = tuple(row[key] for key in ("label", "operation", "pass", "dtype", "layout", "graph_class"))
-        peers, ours = peer_times(row), row["times"][OURS]
-        if name in costs and peers and "error" not in ours and not row.get("deterministic", False):
-            found.append((min(peers.values()) / ours["time_us"] / costs[name], name))
+        ratio = SuiteRow(row).ratio
+        if name in costs and ratio > 0 and not row.get("deterministic", False):
+            found.append((ratio / costs[name], name))
     if not found:
         return {"rows": 0, "lost": 0}
     least, name = min(found)

@@ -39,9 +39,9 @@ def write_reports(results_dir: str | Path, reports_dir: str | Path, only: str | 
     results, reports = Path(results_dir), Path(reports_dir)
     slugs = [slug for slug in device_slugs(results) if only in (None, slug)]
     others = all_rows(results)
-    pages = {slug: build_page(load_device(results, slug), others) for slug in slugs}
+    pages = [build_page(load_device(results, slug), others) for slug in slugs]
     reports.mkdir(parents=True, exist_ok=True)
-    return [_publish(reports, page) for page in pages.values()]
+    return [_publish(reports, page) for page in pages]
 
 
 class LivePage:
@@ -102,18 +102,14 @@ def write_comparison(
     page = build_comparison(comparison)
     for line in verdict_lines(comparison):
         say(line)
-    reports = Path(reports_dir)
-    reports.mkdir(parents=True, exist_ok=True)
-    return _publish(reports, page)
+    return _publish(Path(reports_dir), page)
 
 
 def write_certificate(record: Mapping[str, Any], reports_dir: str | Path) -> Path:
     """Write the page of a certificate's record; returns its path."""
     from autotune.report.certificate import build_certificate, page_name
 
-    reports = Path(reports_dir)
-    reports.mkdir(parents=True, exist_ok=True)
-    return _publish(reports, build_certificate(record, page_name(record)))
+    return _publish(Path(reports_dir), build_certificate(record, page_name(record)))
 
 
 def summary_table(results_dir: str | Path, device: str | None = None) -> str:
@@ -127,8 +123,6 @@ def _publish(folder: Path, page: Page) -> Path:
     """Write what stands beside a page, then the page, then remove sources that it no longer names; returns its path."""
     files = page.files()
     sources = folder / f"{page.name}.sources"
-    if page.sources:
-        sources.mkdir(exist_ok=True)
     for name, text in files.items():
         _write(folder / name, text)
     for path in sources.glob("*.js"):
@@ -139,6 +133,7 @@ def _publish(folder: Path, page: Page) -> Path:
 
 def _write(path: Path, text: str) -> None:
     """Write a temporary file, then rename it: a reader never sees an incomplete one."""
+    path.parent.mkdir(parents=True, exist_ok=True)
     handle, name = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.", text=True)
     try:
         with named_in_errors(path), os.fdopen(handle, "w", encoding="utf-8") as file:

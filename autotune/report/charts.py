@@ -74,9 +74,12 @@ def time_axis(axis: Any, low: float, high: float) -> None:
         ticks = [tick for tick in MaxNLocator(4).tick_values(low, high) if low <= tick <= high]
     axis.set_major_locator(FixedLocator(ticks))
     axis.set_minor_locator(NullLocator())
-    axis.set_major_formatter(
-        FuncFormatter(lambda tick, _: time_text(tick).replace(".00", "").replace(".0\xa0", "\xa0"))
-    )
+    axis.set_major_formatter(FuncFormatter(lambda tick, _: _without_zeros(time_text(tick))))
+
+
+def _without_zeros(text: str) -> str:
+    """Of ``1.00 ms`` and ``2.0 kB``, whose decimals say nothing of a tick."""
+    return re.sub(r"\.00?(?=\s)", "", text)
 
 
 def _spread(number: float) -> float:
@@ -298,12 +301,8 @@ def roofline(
                  xlabel="bytes moved")  # fmt: skip
         for axis, unit in ((axes.xaxis, ""), (axes.yaxis, "/s")):
             axis.set_minor_locator(NullLocator())
-            axis.set_major_formatter(FuncFormatter(lambda tick, _, unit=unit: _round_bytes(tick) + unit))
+            axis.set_major_formatter(FuncFormatter(lambda tick, _, unit=unit: _without_zeros(bytes_text(tick)) + unit))
     return inline_svg(figure, "roofline", f"Roofline, logarithmic: bytes a second by bytes moved. {what}")
-
-
-def _round_bytes(value: float) -> str:
-    return bytes_text(value).replace(".00", "").replace(".0", "")
 
 
 def sampler_curves(curves: Mapping[str, Sequence[float]], identifier: str, what: str) -> Markup:
@@ -335,12 +334,12 @@ def sampler_curves(curves: Mapping[str, Sequence[float]], identifier: str, what:
         ticks = [tick for tick in (1, 2, 5, 10, 20, 50, 100, 200, 500, 1000, 2000, 5000) if tick <= longest]
         axes.xaxis.set_major_locator(FixedLocator(ticks) if longest > 20 else MaxNLocator(6, integer=True))
         axes.xaxis.set_major_formatter(FuncFormatter(lambda tick, _: f"{tick:g}"))
-    ends = ", ".join(f"{name} {_last(curve)} after {len(curve)} trials" for name, curve in curves.items())
+    last = {
+        name: f"{curve[-1]:.2f} times" if math.isfinite(curve[-1]) else "nothing timed"
+        for name, curve in curves.items()
+    }
+    ends = ", ".join(f"{name} {last[name]} after {len(curve)} trials" for name, curve in curves.items())
     return inline_svg(figure, identifier, f"Line chart: best so far over the best of all. {what}: {ends}.")
-
-
-def _last(curve: Sequence[float]) -> str:
-    return f"{curve[-1]:.2f} times" if curve and math.isfinite(curve[-1]) else "nothing timed"
 
 
 # Raw samples of one bench row: a lane of dots per contender, drawn by a template, because a page has hundreds of them.
@@ -394,27 +393,23 @@ def strips(by_contender: Mapping[str, Sequence[float]], what: str, origin: str |
         return None
     shares = {name: [time / median(known[origin or name]) - 1 for time in times] for name, times in known.items()}
     limit = axis_limit(list(shares.values()))
-    lanes = tuple(_lane(name, index, shares[name], limit, known[name]) for index, name in enumerate(known))
-    told = "; ".join(
-        f"{contender_name(name)} {len(times)} samples, median {time_text(median(times))}, "
-        f"from {time_text(min(times))} to {time_text(max(times))}"
-        for name, times in known.items()
-    )
+    half, middle = (STRIPS_WIDTH - NAMES - 20) / 2, NAMES + (STRIPS_WIDTH - NAMES) / 2
+    lanes, told = [], []
+    for index, (name, times) in enumerate(known.items()):
+        top, step = STRIP * (index + 0.15), 0.7 * STRIP / len(times)
+        dots: dict[bool, list[tuple[int, int]]] = {True: [], False: []}
+        for sample, share in enumerate(shares[name]):
+            x = round(middle + half * max(-1.0, min(1.0, share / limit)))
+            dots[abs(share) <= limit].append((x, round(top + step * (sample + 0.5))))
+        listed = ", ".join(f"{time:g}" if time >= 1e6 else f"{time:.3f}".rstrip("0").rstrip(".") for time in times)
+        shown = contender_name(name)
+        y, ink = STRIP * (index + 0.72), INKS.get(name, "other")
+        lanes.append(Lane(shown, y, ink, tuple(dots[True]), tuple(dots[False]), listed, len(times)))
+        reach = f"from {time_text(min(times))} to {time_text(max(times))}"
+        told.append(f"{shown} {len(times)} samples, median {time_text(median(times))}, {reach}")
     bottom = STRIP * len(lanes)
-    return Strips(lanes, limit, f"Strip plot of raw samples. {what}: {told}.", bottom, bottom + AXIS)
-
-
-def _lane(name: str, index: int, shares: Sequence[float], limit: float, times: Sequence[float]) -> Lane:
-    half, top, step = (STRIPS_WIDTH - NAMES - 20) / 2, STRIP * (index + 0.15), 0.7 * STRIP / len(shares)
-    middle = NAMES + (STRIPS_WIDTH - NAMES) / 2
-    inside: list[tuple[int, int]] = []
-    beyond: list[tuple[int, int]] = []
-    for sample, share in enumerate(shares):
-        x = round(middle + half * max(-1.0, min(1.0, share / limit)))
-        (inside if abs(share) <= limit else beyond).append((x, round(top + step * (sample + 0.5))))
-    listed = ", ".join(f"{time:g}" if time >= 1e6 else f"{time:.3f}".rstrip("0").rstrip(".") for time in times)
-    y, ink = STRIP * (index + 0.72), INKS.get(name, "other")
-    return Lane(contender_name(name), y, ink, tuple(inside), tuple(beyond), listed, len(times))
+    label = f"Strip plot of raw samples. {what}: {'; '.join(told)}."
+    return Strips(tuple(lanes), limit, label, bottom, bottom + AXIS)
 
 
 def axis_limit(shares: Sequence[Sequence[float]]) -> float:

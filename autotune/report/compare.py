@@ -8,12 +8,12 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass, field
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from autotune.bench.rows import identity_of
+from autotune.bench.rows import SuiteRow, identity_of, mapping
 from autotune.database.store import is_slug
 from autotune.errors import ReportError
 from autotune.measure.timing import (
@@ -28,12 +28,12 @@ from autotune.measure.timing import (
     ratio_interval,
     verdict,
 )
-from autotune.report.charts import Strips, ratio_dots, strips
+from autotune.report.charts import ratio_dots, strips
 from autotune.report.devices import PASSES
 from autotune.report.kernels import by
 from autotune.report.render import Page, Section, render
-from autotune.report.rows import SuiteRow, mapping, met, plain_names, rows_text, value_text
-from autotune.text import MISSING, TUNED, direction_name, floored_ratio, geometric_mean, is_ours
+from autotune.report.rows import met, plain_names, value_text
+from autotune.text import MISSING, TUNED, counted, direction_name, floored_ratio, geometric_mean, is_ours
 from kernelgen.errors import cause_of
 from kernelgen.files import parse_json
 
@@ -84,45 +84,39 @@ class Judgement:
 
 @dataclass(frozen=True)
 class Pair:
-    """One row, as in the record before and in the record after."""
+    """One row, as in the record before and in the record after, with a judgement of each contender of both.
+
+    judged: the tuned kernel, then the others in the order of their times.
+    """
 
     before: SuiteRow
     after: SuiteRow
+    judged: dict[str, Judgement]
 
-    def contenders(self) -> list[str]:
-        """Contenders of both rows, in the order of their times."""
-        return [name for name in self.after.times if name in self.before.times]
+    @property
+    def which(self) -> str:
+        return self.before.which
 
 
 @dataclass(frozen=True)
 class Comparison:
-    """Pairs and their judgements by contender, in the order of the record before; then rows of one record only."""
+    """Rows of both records, in the order of the record before; then rows of one record only. sides: their names."""
 
     before: Record
     after: Record
-    level: float
-    tolerance: float
+    sides: tuple[str, str]
     pairs: tuple[Pair, ...]
-    judged: tuple[dict[str, Judgement], ...]
-    only_before: tuple[SuiteRow, ...] = field(default=())
-    only_after: tuple[SuiteRow, ...] = field(default=())
-
-    @property
-    def sides(self) -> tuple[str, str]:
-        return sides_of(self.before, self.after)
+    only_before: tuple[SuiteRow, ...]
+    only_after: tuple[SuiteRow, ...]
 
     @property
     def places(self) -> tuple[str, str]:
         return places_of(self.sides)
 
-    def ours(self) -> Iterable[tuple[Pair, Judgement]]:
-        """Pairs with the judgement of the tuned kernel."""
-        return zip(self.pairs, (judged[TUNED] for judged in self.judged), strict=True)
-
-
-def sides_of(before: Record, after: Record) -> tuple[str, str]:
-    """What to call the two: the devices' names, or before and after of one device."""
-    return ("before", "after") if before.name == after.name else (before.name, after.name)
+    @property
+    def ours(self) -> list[Judgement]:
+        """Of the tuned kernel, by pair."""
+        return [pair.judged[TUNED] for pair in self.pairs]
 
 
 def places_of(sides: tuple[str, str]) -> tuple[str, str]:
@@ -130,41 +124,36 @@ def places_of(sides: tuple[str, str]) -> tuple[str, str]:
     return sides if sides == ("before", "after") else (f"on {sides[0]}", f"on {sides[1]}")
 
 
-def compare(before: Record, after: Record, level: float = LEVEL, tolerance: float = TOLERANCE) -> Comparison:
-    """Compare every row of both records."""
-    pairs = [Pair(row, after.rows[identity]) for identity, row in before.rows.items() if identity in after.rows]
-    places = places_of(sides_of(before, after))
-    judged = [
-        {name: judge(pair, name, level, tolerance, places) for name in dict.fromkeys((TUNED, *pair.contenders()))}
-        for pair in pairs
-    ]
+def compare(before: Record, after: Record) -> Comparison:
+    """Compare every row of both records; the sides are two devices, or before and after of one."""
+    sides = ("before", "after") if before.name == after.name else (before.name, after.name)
+    pairs = []
+    for identity in (identity for identity in before.rows if identity in after.rows):
+        row, other = before.rows[identity], after.rows[identity]
+        names = dict.fromkeys((TUNED, *(name for name in other.times if name in row.times)))
+        pairs.append(Pair(row, other, {name: judge(row, other, name, places_of(sides)) for name in names}))
     only = [tuple(row for identity, row in record.rows.items() if identity not in other.rows)
             for record, other in ((before, after), (after, before))]  # fmt: skip
-    return Comparison(before, after, level, tolerance, tuple(pairs), tuple(judged), *only)
+    return Comparison(before, after, sides, tuple(pairs), *only)
 
 
-def judge(
-    pair: Pair,
-    contender: str,
-    level: float = LEVEL,
-    tolerance: float = TOLERANCE,
-    places: tuple[str, str] = ("before", "after"),
-) -> Judgement:
-    times = [row.times.get(contender, math.nan) for row in (pair.before, pair.after)]
-    ratio, unknown = times[0] / times[1], (0.0, math.inf)
-    failed = [side for side, time in zip(places, times, strict=True) if math.isnan(time)]
-    if failed:
-        return Judgement(ratio, unknown, UNCLEAR, f"no time {' and '.join(failed)}")
-    theirs, ours = pair.before.samples(contender), pair.after.samples(contender)
-    if not theirs or not ours:
-        sides = [side for side, samples in zip(places, (theirs, ours), strict=True) if not samples]
-        return Judgement(ratio, unknown, UNCLEAR, f"no raw samples {' and '.join(sides)}")
+def judge(before: SuiteRow, after: SuiteRow, contender: str, places: tuple[str, str]) -> Judgement:
+    rows = dict(zip(places, (before, after), strict=True))
+    ratio = before.times.get(contender, math.nan) / after.times.get(contender, math.nan)
+    samples = {place: row.samples(contender) for place, row in rows.items()}
+    for lacking, what in (
+        ([place for place, row in rows.items() if math.isnan(row.times.get(contender, math.nan))], "time"),
+        ([place for place in rows if not samples[place]], "raw samples"),
+    ):
+        if lacking:
+            return Judgement(ratio, (0.0, math.inf), UNCLEAR, f"no {what} {' and '.join(lacking)}")
+    theirs, ours = samples.values()
     if theirs == ours:
         # A record continued from an older one keeps its rows: nothing was measured twice.
         return Judgement(1.0, (1.0, 1.0), SAME, ONE_MEASUREMENT)
-    interval = ratio_interval(ours, theirs, level)
+    interval = ratio_interval(ours, theirs)
     reason = "too few samples" if math.isinf(interval[1]) else None
-    return Judgement(ratio, interval, verdict(interval, tolerance), reason)
+    return Judgement(ratio, interval, verdict(interval), reason)
 
 
 def load_record(path: Path) -> Record:
@@ -212,32 +201,14 @@ SECTIONS = [
 ]
 
 
-@dataclass(frozen=True)
-class PairLine:
-    """A row of both records with what opens below it. changes: (direction, knob, before, after), said: why none."""
-
-    pair: Pair
-    judged: dict[str, Judgement]
-    changes: tuple[tuple[str, str, str, str], ...]
-    said: str
-    strips: Strips | None
-    sides: tuple[str, str]
-
-    def failures(self, contender: str) -> str:
-        rows = zip(self.sides, (self.pair.before, self.pair.after), strict=True)
-        return "; ".join(f"{name}: {row.reason(contender)}" for name, row in rows
-                         if math.isnan(row.times.get(contender, math.nan)))  # fmt: skip
-
-
 def build_comparison(data: Comparison) -> Page:
     """The whole page. Equal records give equal text."""
     before, after = data.before, data.after
-    ratios = [(pair.before.which, judged.ratio) for pair, judged in data.ours() if not math.isnan(judged.ratio)]
     lanes = {
-        direction_name(which): [ratio for of, ratio in ratios if of == which]
-        for which in by((pair.before for pair in data.pairs), "which", PASSES)
+        direction_name(which): ratios
+        for which, pairs in by(data.pairs, "which", PASSES).items()
+        if (ratios := [pair.judged[TUNED].ratio for pair in pairs if not math.isnan(pair.judged[TUNED].ratio)])
     }
-    lanes = {name: values for name, values in lanes.items() if values}
     return render(
         "compare.html",
         f"compare-{'-'.join(dict.fromkeys((before.slug, after.slug)))}",
@@ -251,8 +222,10 @@ def build_comparison(data: Comparison) -> Page:
         kinds={FASTER: "faster", SLOWER: "slow"},
         heads=[side[:1].upper() + side[1:] for side in data.sides],
         dots=ratio_dots(lanes, "ratios", data.sides[0].replace("$", r"\$")) if lanes else None,
-        lines=[_pair_line(pair, judged, data.sides) for pair, judged in zip(data.pairs, data.judged, strict=True)],
+        lines=[_line(pair, data.sides) for pair in data.pairs],
         facts=_facts(before, after),
+        level=LEVEL,
+        tolerance=TOLERANCE,
         resamples=RESAMPLES,
     )
 
@@ -261,13 +234,14 @@ def sentence(data: Comparison) -> str:
     """The result in plain words."""
     if not data.pairs:
         return "The two records have no row in common."
-    counts = Counter(judged.verdict for _, judged in data.ours())
+    counts = Counter(judged.verdict for judged in data.ours)
     told = ", ".join(f"{counts[name]} {name}" for name in VERDICTS)
-    mean = geometric_mean(judged.ratio for _, judged in data.ours())
+    mean = geometric_mean(judged.ratio for judged in data.ours)
     end = "" if math.isnan(mean) else f" Geometric mean speed-up of the tuned kernels: {floored_ratio(mean)}."
-    kept = sum(judged.reason == ONE_MEASUREMENT for _, judged in data.ours())
-    end += f" {rows_text(kept)} are in both records but were measured once." if kept else ""
-    return f"Of {rows_text(len(data.pairs))} in both records, {data.sides[1]} against {data.sides[0]}: {told}.{end}"
+    kept = sum(judged.reason == ONE_MEASUREMENT for judged in data.ours)
+    end += f" {counted(kept, 'row')} are in both records but were measured once." if kept else ""
+    rows = counted(len(data.pairs), "row")
+    return f"Of {rows} in both records, {data.sides[1]} against {data.sides[0]}: {told}.{end}"
 
 
 def verdict_lines(data: Comparison) -> Iterator[str]:
@@ -285,16 +259,19 @@ def verdict_lines(data: Comparison) -> Iterator[str]:
 
 def _verdicts(data: Comparison) -> Iterator[tuple[str, str, list[Judgement]]]:
     """By contender and pass: our kernels, and the peers, which show changes of the machine."""
-    for name in dict.fromkeys(name for judged in data.judged for name in judged):
-        for which in by((pair.before for pair in data.pairs), "which", PASSES):
-            judged = [by_contender[name] for pair, by_contender in zip(data.pairs, data.judged, strict=True)
-                      if pair.before.which == which and name in by_contender]  # fmt: skip
-            if judged:
+    for name in dict.fromkeys(name for pair in data.pairs for name in pair.judged):
+        for which, pairs in by(data.pairs, "which", PASSES).items():
+            if judged := [pair.judged[name] for pair in pairs if name in pair.judged]:
                 yield name, which, judged
 
 
-def _pair_line(pair: Pair, judged: dict[str, Judgement], sides: tuple[str, str]) -> PairLine:
-    before, after = pair.before.schedules(TUNED), pair.after.schedules(TUNED)
+def _line(pair: Pair, sides: tuple[str, str]) -> dict[str, Any]:
+    """A row of both records with what opens below it. changes: (direction, knob, before, after), said: why none.
+
+    failures: by contender, why it has no time.
+    """
+    rows = dict(zip(sides, (pair.before, pair.after), strict=True))
+    before, after = (row.schedules(TUNED) for row in rows.values())
     changes = [
         (direction, name, value_text(old.get(name)), value_text(new.get(name)))
         for direction, new in after.items()
@@ -302,10 +279,20 @@ def _pair_line(pair: Pair, judged: dict[str, Judgement], sides: tuple[str, str])
         for name in plain_names((old, new))
         if old.get(name) != new.get(name)
     ]
-    same = "Both records used the same tuned schedules." if before and before == after else ""
-    samples = {sides[0]: pair.before.samples(TUNED), sides[1]: pair.after.samples(TUNED)}
-    drawn = strips(samples, pair.after.what, origin=sides[0]) if all(samples.values()) else None
-    return PairLine(pair, judged, tuple(changes), same or "No knob in both records has changed.", drawn, sides)
+    said = "Both records used the same tuned schedules." if before and before == after else ""
+    failures = {
+        name: "; ".join(f"{side}: {row.reason(name)}" for side, row in rows.items()
+                        if math.isnan(row.times.get(name, math.nan)))
+        for name in pair.judged
+    }  # fmt: skip
+    samples = {side: row.samples(TUNED) for side, row in rows.items()}
+    return {
+        "pair": pair,
+        "changes": changes,
+        "said": said or "No knob in both records has changed.",
+        "failures": failures,
+        "strips": strips(samples, pair.after.what, origin=sides[0]) if all(samples.values()) else None,
+    }
 
 
 def _facts(before: Record, after: Record) -> list[tuple[str, str, str]]:

@@ -3,71 +3,22 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 import pandas as pd
 
+from autotune.bench.model_rows import ModelRow, model_rows
+from autotune.bench.rows import SuiteRow, mapping, number, sample_times
 from autotune.database.trials import SUFFIX, read_device
 from autotune.errors import ReportError
-from autotune.report.rows import (
-    ModelRow,
-    SuiteRow,
-    entry_row,
-    mapping,
-    model_rows,
-    number,
-    sample_times,
-)
+from autotune.report.rows import entry_row
 from kernelgen.errors import cause_of
 from kernelgen.files import parse_json
 
-# The rows of all devices in a results folder, for pages that compare devices.
-
-
-@dataclass(frozen=True)
-class DeviceRows:
-    """The measured rows of one device."""
-
-    slug: str
-    device: dict[str, Any]
-    suite: tuple[SuiteRow, ...]
-    models: tuple[ModelRow, ...]
-
-    @property
-    def name(self) -> str:
-        return str(self.device.get("name") or self.slug)
-
-    @property
-    def ratios(self) -> list[float]:
-        """The speed-ups of kernels over their fastest peers."""
-        return [row.ratio for row in self.suite if not row.deterministic and not math.isnan(row.ratio)]
-
-    @property
-    def copy_rate(self) -> float:
-        """Bytes a second of a large copy; 0 if unknown."""
-        rates = (1e6 * row.bytes / row.floor_us for row in self.suite if not row.deterministic)
-        return max((rate for rate in rates if rate > 0), default=0.0)
-
-
-def all_rows(results_dir: Path) -> tuple[DeviceRows, ...]:
-    """Every device with rows of kernels or models, by slug."""
-    every = (_rows(results_dir, slug) for slug in device_slugs(results_dir))
-    return tuple(rows for rows in every if rows.suite or rows.models)
-
-
-def _rows(results_dir: Path, slug: str) -> DeviceRows:
-    bench, models = (read_record(results_dir / folder / f"{slug}.json") for folder in ("bench", "models"))
-    device = mapping(models.get("device")) | mapping(bench.get("device"))
-    suite = tuple(SuiteRow(row) for row in bench.get("rows") or () if isinstance(row, dict))
-    return DeviceRows(slug, device, suite, model_rows(models))
-
-
-# Read a device's results files as one frozen DeviceData.
-#
-# The files are results/DEVICE.json, bench/DEVICE.json, models/DEVICE.json, trials (packed or not) and replay/*.json. A
-# file may be missing and a field None or NaN; a file that is not JSON is a ReportError.
+# Read results files as frozen data: DEVICE.json, bench/DEVICE.json, models/DEVICE.json, trials (packed or not) and
+# replay/*.json. A file may be missing and a field None or NaN; a file that is not JSON is a ReportError.
 
 PASSES = (
     *("forward", "backward", "edge_backward", "feature_backward", "double_backward", "joint_backward"),
@@ -82,21 +33,42 @@ TRIAL_COLUMNS = (
 
 
 @dataclass(frozen=True)
-class DeviceData:
-    """Everything that one page shows. trials: one per trial, time in microseconds. replays: by name of file.
-
-    tuned: a row per published entry. suite: the bench rows. models: whole models. largest: the largest crystals.
-    """
+class DeviceRows:
+    """The measured rows of one device. suite: the bench rows. models: whole models. largest: the largest crystals."""
 
     slug: str
     device: dict[str, Any]
-    tuned: tuple[SuiteRow, ...]
     suite: tuple[SuiteRow, ...]
     models: tuple[ModelRow, ...]
-    largest: tuple[ModelRow, ...]
-    trials: pd.DataFrame
-    unreadable_lines: int
-    replays: dict[str, dict[str, Any]]
+    largest: tuple[ModelRow, ...] = ()
+
+    @property
+    def name(self) -> str:
+        return str(self.device["name"])
+
+    @property
+    def ratios(self) -> list[float]:
+        """The speed-ups of kernels over their fastest peers."""
+        return [row.ratio for row in self.suite if not row.deterministic and not math.isnan(row.ratio)]
+
+    @property
+    def copy_rate(self) -> float:
+        """Bytes a second of a large copy; 0 if unknown."""
+        rates = (1e6 * row.bytes / row.floor_us for row in self.suite if not row.deterministic)
+        return max((rate for rate in rates if rate > 0), default=0.0)
+
+
+@dataclass(frozen=True)
+class DeviceData(DeviceRows):
+    """Everything that one page shows. tuned: a row per published entry. trials: one per trial, time in microseconds.
+
+    replays: by name of file.
+    """
+
+    tuned: tuple[SuiteRow, ...] = ()
+    trials: pd.DataFrame = field(default_factory=pd.DataFrame)
+    unreadable_lines: int = 0
+    replays: dict[str, dict[str, Any]] = field(default_factory=dict)
 
     @property
     def backend(self) -> str:
@@ -125,29 +97,35 @@ def device_slugs(results_dir: Path) -> list[str]:
     return sorted(slugs)
 
 
+def all_rows(results_dir: Path) -> tuple[DeviceRows, ...]:
+    """Every device with rows of kernels or models, by slug."""
+    every = (_rows(results_dir, slug) for slug in device_slugs(results_dir))
+    return tuple(rows for rows in every if rows.suite or rows.models)
+
+
+def _rows(results_dir: Path, slug: str) -> DeviceRows:
+    bench, models = (read_record(results_dir / folder / f"{slug}.json") for folder in ("bench", "models"))
+    device = {"slug": slug, "name": slug} | mapping(models.get("device")) | mapping(bench.get("device"))
+    suite = tuple(map(SuiteRow, _in_order(bench.get("rows"))))
+    return DeviceRows(slug, device, suite, model_rows(models), model_rows(models, largest=True))
+
+
 def load_device(results_dir: Path, slug: str) -> DeviceData:
     """All results of one device."""
-    database, bench, models = (
-        read_record(results_dir / folder / f"{slug}.json") for folder in (".", "bench", "models")
-    )
-    device = {"slug": slug, "name": slug}
-    for record in (models, bench, database):
-        device |= mapping(record.get("device"))
-    entries, benched = (
-        sorted((record for record in records or () if isinstance(record, dict)), key=_order)
-        for records in (database.get("entries"), bench.get("rows"))
-    )
+    rows, database = _rows(results_dir, slug), read_record(results_dir / f"{slug}.json")
     trials, unreadable = _trials(results_dir / "trials" / slug)
+    replays = {path.stem: read_record(path) for path in sorted((results_dir / "replay").glob("*.json"))}
     return DeviceData(
-        slug=slug,
-        device=device,
-        tuned=tuple(entry_row(entry) for entry in entries),
-        suite=tuple(SuiteRow(record) for record in benched),
-        models=model_rows(models),
-        largest=model_rows(models, largest=True),
+        slug,
+        rows.device | mapping(database.get("device")),
+        rows.suite,
+        rows.models,
+        rows.largest,
+        tuned=tuple(map(entry_row, _in_order(database.get("entries")))),
         trials=trials,
         unreadable_lines=unreadable,
-        replays=_replays(results_dir, slug),
+        # A replay without a device belongs to all.
+        replays={name: data for name, data in replays.items() if data.get("device") in (None, slug)},
     )
 
 
@@ -165,19 +143,17 @@ def read_record(path: Path) -> dict[str, Any]:
     return data
 
 
-def _order(record: dict[str, Any]) -> tuple:
-    name = str(record.get("pass") or record.get("direction"))
-    which = PASSES.index(name) if name in PASSES else len(PASSES)
-    graph = mapping(record.get("graph"))
-    rest = tuple(str(record.get(key)) for key in ("dtype", "layout", "operation", "graph_class"))
-    first = (str(record.get("label")), number(graph.get("edges")), str(graph.get("name")), which, *rest)
-    return (*first, record.get("deterministic") is True)  # a deterministic row follows the normal one of its kernel
+def _in_order(records: Any) -> list[dict[str, Any]]:
+    """Records of kernels by problem, graph and pass."""
 
+    def place(record: dict[str, Any]) -> tuple[Any, ...]:
+        name, graph = str(record.get("pass") or record.get("direction")), mapping(record.get("graph"))
+        which = PASSES.index(name) if name in PASSES else len(PASSES)
+        rest = tuple(str(record.get(key)) for key in ("dtype", "layout", "operation", "graph_class"))
+        first = (str(record.get("label")), number(graph.get("edges")), str(graph.get("name")), which, *rest)
+        return (*first, record.get("deterministic") is True)  # a deterministic row follows the normal one of its kernel
 
-def _replays(results_dir: Path, slug: str) -> dict[str, dict[str, Any]]:
-    """Replays of one device by file name; a replay without a device belongs to all."""
-    replays = {path.stem: read_record(path) for path in sorted((results_dir / "replay").glob("*.json"))}
-    return {name: data for name, data in replays.items() if data.get("device") in (None, slug)}
+    return sorted((record for record in records or () if isinstance(record, dict)), key=place)
 
 
 def _trials(folder: Path) -> tuple[pd.DataFrame, int]:

@@ -4,34 +4,26 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass
-from functools import cached_property
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from statistics import median
-from typing import Any
+from typing import Any, TypeVar
 
 from markupsafe import Markup
 
+from autotune.bench.rows import SuiteRow, mapping
 from autotune.report import charts
 from autotune.report.devices import PASSES, DeviceData
-from autotune.report.rows import (
-    GROUPS,
-    Knob,
-    SuiteRow,
-    knob_names,
-    knobs,
-    mapping,
-    plain_names,
-    prices,
-)
+from autotune.report.rows import GROUPS, knob_names, knobs
 from autotune.report.sources import SourceLine, Sources
 from autotune.text import DEFAULT, TUNED, bytes_text, direction_name, geometric_mean
 from autotune.workload.known_kinds import RADIAL
 
+Row = TypeVar("Row")
 
-def by(rows: Iterable[SuiteRow], key: str, usual: Iterable[str]) -> dict[str, list[SuiteRow]]:
+
+def by(rows: Iterable[Row], key: str, usual: Iterable[str]) -> dict[str, list[Row]]:
     """Rows by an attribute; its ``usual`` values come first, in their order."""
-    met: dict[str, list[SuiteRow]] = {}
+    met: dict[str, list[Row]] = {}
     for row in rows:
         met.setdefault(getattr(row, key), []).append(row)
     return {value: met[value] for value in dict.fromkeys((*usual, *sorted(met))) if value in met}
@@ -40,51 +32,62 @@ def by(rows: Iterable[SuiteRow], key: str, usual: Iterable[str]) -> dict[str, li
 # Every bench row against its fastest peer: the whole section.
 
 
-@dataclass(frozen=True)
-class KernelsSection:
-    """benched: the rows with what opens below them. prices: normal row, deterministic row, cost. dots: a figure."""
+def kernels(rows: Sequence[SuiteRow], sources: Sources) -> dict[str, Any]:
+    """What the section shows.
 
-    rows: tuple[SuiteRow, ...]
-    benched: tuple[BenchedRow, ...]
-    means: tuple[Means, ...]
-    dots: Markup | None
-    absent: list[tuple[str, str, int]]
-    prices: tuple[tuple[SuiteRow, SuiteRow, float], ...]
-
-    @property
-    def losses(self) -> list[SuiteRow]:
-        """Worst first."""
-        lost = [row for row in self.rows if row.loses]
-        return sorted(lost, key=lambda row: -1.0 if math.isnan(row.ratio) else row.ratio)
-
-    @property
-    def compared(self) -> list[SuiteRow]:
-        return [row for row in self.rows if not math.isnan(row.ratio)]
-
-    @property
-    def radial(self) -> bool:
-        return any(row.text("operation") == RADIAL for row in self.rows)
-
-    def has(self, name: str) -> bool:
-        """Whether any row has a value for a column that older files lack."""
-        known = {
-            "registers": lambda row: any("registers" in report for report in row.resources(TUNED).values()),
-            "memory": lambda row: row.memory(TUNED) >= 0,
-            "host": lambda row: TUNED in row.host_us,
-            "error": lambda row: row.accuracy() is not None,
-            "new graph": lambda row: row.new_graph_ratio > 0,
-        }
-        return any(known[name](row) for row in self.rows)
-
-
-def kernels(rows: Sequence[SuiteRow], sources: Sources) -> KernelsSection:
+    benched: the rows with what opens below them. prices: normal row, deterministic row, cost. dots: a figure. losses:
+    the worst first. columns: those that older files lack, and any row has a value for.
+    """
     pairs = prices(rows)
     price_of = {id(row): price for _, row, price in pairs}
-    benched = (
-        BenchedRow(row, tuple(sources.of(row.record, row.schedules(TUNED))), price_of.get(id(row), math.nan))
-        for row in rows
-    )
-    return KernelsSection(tuple(rows), tuple(benched), tuple(means(rows)), _dots(rows), _absent(rows), tuple(pairs))
+    columns = {
+        "registers": any("registers" in report for row in rows for report in row.resources(TUNED).values()),
+        "memory": any(row.memory(TUNED) >= 0 for row in rows),
+        "host": any(TUNED in row.host_us for row in rows),
+        "error": any(row.accuracy() is not None for row in rows),
+        "new graph": any(row.new_graph_ratio > 0 for row in rows),
+    }
+    return {
+        "rows": rows,
+        "benched": [
+            BenchedRow(row, sources.of(row.record, row.schedules(TUNED)), price_of.get(id(row), math.nan))
+            for row in rows
+        ],
+        "means": list(_means(rows, price_of)),
+        "dots": _dots(rows),
+        "absent": _absent(rows),
+        "prices": pairs,
+        "losses": sorted(
+            (row for row in rows if row.loses), key=lambda row: -1.0 if math.isnan(row.ratio) else row.ratio
+        ),
+        "compared": [row for row in rows if not math.isnan(row.ratio)],
+        "radial": any(row.text("operation") == RADIAL for row in rows),
+        "columns": {name for name, shown in columns.items() if shown},
+    }
+
+
+def prices(rows: Iterable[SuiteRow]) -> list[tuple[SuiteRow, SuiteRow, float]]:
+    """(normal row, deterministic row of the same kernel, deterministic time / normal time), in the rows' order."""
+    listed = list(rows)
+    normal = {row.kernel: row for row in listed if not row.deterministic}
+    pairs = [(normal[row.kernel], row) for row in listed if row.deterministic and row.kernel in normal]
+    return [(plain, row, row.time_us / plain.time_us) for plain, row in pairs]
+
+
+def _means(rows: Sequence[SuiteRow], price_of: Mapping[int, float]) -> Iterator[dict[str, Any]]:
+    """By kind and pass. Deterministic rows are a kind of their own, whose price is the mean cost of determinism.
+
+    more_memory: rows that need more than the fastest peer; None if none tells.
+    """
+    for group, of_group in by(rows, "group", GROUPS).items():
+        for deterministic in (False, True):
+            kind = group.capitalize() + (", deterministic" if deterministic else "")
+            inside = [row for row in of_group if row.deterministic is deterministic]
+            for which, chosen in by(inside, "which", PASSES).items():
+                price = geometric_mean(price_of[id(row)] for row in chosen if id(row) in price_of)
+                held = [row for row in chosen if not math.isnan(row.memory(TUNED) + row.memory(row.peer))]
+                more = sum(row.exceeds_memory for row in held) if held else None
+                yield {"kind": kind, "which": which, "rows": chosen, "price": price, "more_memory": more}
 
 
 def _absent(rows: Sequence[SuiteRow]) -> list[tuple[str, str, int]]:
@@ -92,18 +95,16 @@ def _absent(rows: Sequence[SuiteRow]) -> list[tuple[str, str, int]]:
     kinds: dict[str, set[str]] = {}
     for row in rows:
         kinds.setdefault(row.form, set()).update(row.times)
-    cases = Counter(
-        (name, _in_short(row.reason(name), name) if name in row.times else "not measured there")
-        for row in rows
-        for name in kinds[row.form] - {TUNED, DEFAULT}
-        if math.isnan(row.times.get(name, math.nan))
-    )
+    cases: Counter[tuple[str, str]] = Counter()
+    for row in rows:
+        for name in kinds[row.form] - {TUNED, DEFAULT}:
+            if name not in row.times:
+                cases[name, "not measured there"] += 1
+            elif math.isnan(row.times[name]):
+                # The first sentence of its reason, without its name.
+                reason = row.reason(name).replace(f"PeerError: {name}: ", "").replace("PeerError: ", "")
+                cases[name, reason.split(". ")[0][:160]] += 1
     return [(*case, cases[case]) for case in sorted(cases)]
-
-
-def _in_short(reason: str, name: str) -> str:
-    """The first sentence of a peer's reason, without its name."""
-    return reason.replace(f"PeerError: {name}: ", "").replace("PeerError: ", "").split(". ")[0][:160]
 
 
 def _dots(rows: Sequence[SuiteRow]) -> Markup | None:
@@ -116,103 +117,40 @@ def _dots(rows: Sequence[SuiteRow]) -> Markup | None:
     return charts.ratio_dots(lanes, "suite-ratios") if lanes else None
 
 
-# What was gained on each kind of kernel, in one table.
-
-
-@dataclass(frozen=True)
-class Means:
-    """The rows of a kind and pass. price: the mean cost of determinism, NaN for normal rows."""
-
-    kind: str
-    which: str
-    rows: tuple[SuiteRow, ...]
-    price: float
-
-    def mean(self, name: str) -> float:
-        """The geometric mean of a ratio that rows have; NaN if none has a value."""
-        return geometric_mean(getattr(row, name) for row in self.rows)
-
-    def known(self, name: str) -> list[float]:
-        return [value for row in self.rows if not math.isnan(value := getattr(row, name))]
-
-    @property
-    def more_memory(self) -> int | None:
-        """Rows that need more than the fastest peer; None if none tells."""
-        held = [row for row in self.rows if not math.isnan(row.memory(TUNED) + row.memory(row.peer))]
-        return sum(row.exceeds_memory for row in held) if held else None
-
-
-def means(rows: Sequence[SuiteRow]) -> Iterator[Means]:
-    """By kind and pass. Deterministic rows are a kind of their own."""
-    price_of = {id(row): price for _, row, price in prices(rows)}
-    for group, of_group in by(rows, "group", GROUPS).items():
-        for deterministic in (False, True):
-            kind = group.capitalize() + (", deterministic" if deterministic else "")
-            inside = [row for row in of_group if row.deterministic is deterministic]
-            for which, chosen in by(inside, "which", PASSES).items():
-                price = geometric_mean(price_of[id(row)] for row in chosen if id(row) in price_of)
-                yield Means(kind, which, tuple(chosen), price)
-
-
 # A bench row with what opens below it: all contenders, raw samples, schedules, their source and resources.
 
 
-@dataclass(frozen=True)
 class BenchedRow:
     """price: of determinism, NaN for a normal row."""
 
-    row: SuiteRow
-    sources: tuple[SourceLine, ...]
-    price: float = math.nan
-
-    @property
-    def contenders(self) -> list[str]:
-        """Ours first, then the peers by time, then those that failed."""
-        times, last = self.row.times, {TUNED: -2.0, DEFAULT: -1.0}
-        return sorted(times, key=lambda name: last.get(name, math.inf if math.isnan(times[name]) else times[name]))
-
-    @property
-    def ordered(self) -> bool:
-        return any(not math.isnan(self.row.order_us(name)) for name in self.row.times)
-
-    @cached_property
-    def strips(self) -> charts.Strips | None:
-        return charts.strips({name: self.row.samples(name) for name in self.contenders}, self.row.what)
-
-    @cached_property
-    def knob_names(self) -> list[str]:
-        return knob_names(self.row.schedules(TUNED).values())
-
-    @property
-    def schedules(self) -> Iterator[tuple[str, str, tuple[Knob, ...]]]:
-        """(direction, origin, knobs) of the tuned schedules."""
-        origins, default = mapping(self.row.record.get("origins")), self.row.schedules(DEFAULT)
-        for direction, chosen in self.row.schedules(TUNED).items():
-            shown = knobs(self.knob_names, chosen, default.get(direction, {}))
-            yield direction, str(origins.get(direction) or ""), shown
-
-    @property
-    def resources(self) -> list[tuple[str, str, dict[str, Any]]]:
-        """(direction, contender, the compiler's report)."""
-        return [(direction, name, report) for name in (TUNED, DEFAULT)
-                for direction, report in self.row.resources(name).items()]  # fmt: skip
-
-    @property
-    def resource_names(self) -> list[str]:
-        return plain_names(report for _, _, report in self.resources)
-
-    @property
-    def summary(self) -> str:
-        """What opens, in a line."""
-        failed = sum(math.isnan(time_us) for time_us in self.row.times.values())
+    def __init__(self, row: SuiteRow, sources: Sequence[SourceLine], price: float = math.nan) -> None:
+        self.row, self.sources, self.price = row, sources, price
+        # Ours first, then the peers by time, then those that failed.
+        last = {TUNED: -2.0, DEFAULT: -1.0}
+        rank = {name: math.inf if math.isnan(time_us) else time_us for name, time_us in row.times.items()} | last
+        self.contenders = sorted(row.times, key=rank.__getitem__)
+        self.ordered = any(not math.isnan(row.order_us(name)) for name in row.times)
+        self.strips = charts.strips({name: row.samples(name) for name in self.contenders}, row.what)
+        # (direction, origin, knobs) of the tuned schedules.
+        tuned, default, origins = row.schedules(TUNED), row.schedules(DEFAULT), mapping(row.record.get("origins"))
+        self.knob_names = knob_names(tuned.values())
+        self.schedules = [
+            (direction, str(origins.get(direction) or ""), knobs(self.knob_names, chosen, default.get(direction, {})))
+            for direction, chosen in tuned.items()
+        ]
+        # (direction, contender, the compiler's report).
+        self.resources = [(direction, name, report) for name in (TUNED, DEFAULT)
+                          for direction, report in row.resources(name).items()]  # fmt: skip
+        # What opens, in a line.
+        failed = sum(math.isnan(time_us) for time_us in row.times.values())
         parts = {
-            f"{len(self.row.times)} contenders" + (f" ({failed} failed)" if failed else ""): True,
-            "schedules": self.row.schedules(TUNED),
-            "resources": self.row.resources(TUNED),
+            f"{len(row.times)} contenders" + (f" ({failed} failed)" if failed else ""): True,
+            "schedules": tuned,
+            "resources": row.resources(TUNED),
             "raw samples": self.strips,
-            "source": any(line.source for line in self.sources),
+            "source": any(not isinstance(source, str) for _, source, _ in sources),
         }
-        return ", ".join(part for part, there in parts.items() if there)
+        self.summary = ", ".join(part for part, there in parts.items() if there)
 
 
 # Each kernel's traffic against what the device's memory gives.
@@ -263,7 +201,7 @@ def counted_traffic(data: DeviceData, rows: Iterable[SuiteRow]) -> dict[int, flo
     entries = {(row.kernel, row.deterministic): row for row in data.tuned if row.dram_bytes > 0}
 
     def of_direction(row: SuiteRow, direction: str, schedule: dict[str, Any]) -> float:
-        kernel = SuiteRow({**row.record, "pass": direction}).kernel
+        kernel = (*row.kernel[:-2], direction, row.graph)  # the same in another pass
         entry = entries.get((kernel, row.deterministic))
         return entry.dram_bytes if entry is not None and entry.record.get("schedule") == schedule else math.nan
 

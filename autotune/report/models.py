@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from typing import Any
 
+from autotune.bench.model_rows import ModelRow
+from autotune.bench.rows import mapping, number
 from autotune.bench.whole_models import atoms_of, largest_other, why_ended
 from autotune.report.charts import COLOURS
-from autotune.report.picker import Bar, Choice, Command, Picker
-from autotune.report.rows import ModelRow, mapping, number, rows_text
+from autotune.report.picker import Bar, Choice, Command
 from autotune.text import (
     CAPTURED,
     DEFAULT,
@@ -19,6 +19,7 @@ from autotune.text import (
     TUNED,
     contender_name,
     count,
+    counted,
     error_text,
     floored_ratio,
     geometric_mean,
@@ -34,11 +35,6 @@ AXES = ("Model", "Structure", "Pass", "Precision")
 JOINT_ROLE = "both together"
 
 # Rows of whole models to pick from.
-
-
-def model_picker(rows: Sequence[ModelRow]) -> Picker:
-    choices = tuple(model_choice(row) for row in rows)
-    return Picker("model-rows", AXES, choices, first_model_row(rows), "peak memory")
 
 
 def first_model_row(rows: Sequence[ModelRow]) -> int:
@@ -112,29 +108,17 @@ def _facts(row: ModelRow) -> list[str]:
 # What all rows say, in numbers apart: kernels, capture, stress and whole steps.
 
 
-@dataclass(frozen=True)
-class Gain:
-    """How many times as fast, and of what. of: a row of a pass, and the row of the same without stress."""
-
-    what: str
-    which: str
-    of: Callable[[ModelRow, ModelRow | None], float]
-
-
-GAINS = (
-    Gain("energies and forces, each path in its fastest form", "energy_forces", lambda row, _: row.ratio),
-    Gain("kernels: the same in time of the device alone", "energy_forces", lambda row, _: row.device_ratio),
-    Gain("capture: Equitune captured over eager", "energy_forces", lambda row, _: row.capture_ratio(TUNED)),
-    Gain("capture: the fastest other path's", "energy_forces", lambda row, _: row.capture_ratio(row.rival)),
-    Gain("energies, forces and stress, where stress is optional", "energy_forces_stress", lambda row, _: row.ratio),
-    Gain(
-        "stress: its part of that",
-        "energy_forces_stress",
-        lambda row, plain: math.nan if plain is None else row.ratio / plain.ratio,
-    ),
-    Gain("training step", "training", lambda row, _: row.ratio),
-    Gain("step by ASE over the stock model's", "md_step", lambda row, _: row.time_us(STOCK) / row.time_us(row.ours)),
-    Gain("step by ASE over the fastest other path's", "md_step", lambda row, _: row.ratio),
+# What is gained, of which pass, and how many times as fast: of a row, and the ratio of the same without stress.
+GAINS: tuple[tuple[str, str, Callable[[ModelRow, float], float]], ...] = (
+    ("energies and forces, each path in its fastest form", "energy_forces", lambda row, _: row.ratio),
+    ("kernels: the same in time of the device alone", "energy_forces", lambda row, _: row.device_ratio),
+    ("capture: Equitune captured over eager", "energy_forces", lambda row, _: row.capture_ratio(TUNED)),
+    ("capture: the fastest other path's", "energy_forces", lambda row, _: row.capture_ratio(row.rival)),
+    ("energies, forces and stress, where stress is optional", "energy_forces_stress", lambda row, _: row.ratio),
+    ("stress: its part of that", "energy_forces_stress", lambda row, plain: row.ratio / plain),
+    ("training step", "training", lambda row, _: row.ratio),
+    ("step by ASE over the stock model's", "md_step", lambda row, _: row.time_us(STOCK) / row.time_us(row.ours)),
+    ("step by ASE over the fastest other path's", "md_step", lambda row, _: row.ratio),
 )
 
 
@@ -142,12 +126,13 @@ def gains(rows: Sequence[ModelRow]) -> dict[str, dict[str, list[float]]]:
     """The ratios of all float32 rows by what is gained and by package; rows without the figure are left out."""
     keys = ("package", "model", "structure", "pass")
     known = {tuple(map(row.text, keys)): row for row in rows if row.text("dtype") == "float32"}
-    found: dict[str, dict[str, list[float]]] = {gain.what: {} for gain in GAINS}
-    for gain in GAINS:
-        for (package, model, structure, which), row in known.items():
-            value = gain.of(row, known.get((package, model, structure, "energy_forces")))
-            if which == gain.which and not math.isnan(value):
-                found[gain.what].setdefault(package, []).append(value)
+    plain = {key[:3]: row.ratio for key, row in known.items() if key[3] == "energy_forces"}
+    found: dict[str, dict[str, list[float]]] = {what: {} for what, _, _ in GAINS}
+    for what, of_pass, gain in GAINS:
+        for (package, *model, which), row in known.items():
+            value = gain(row, plain.get((package, *model), math.nan))
+            if which == of_pass and not math.isnan(value):
+                found[what].setdefault(package, []).append(value)
     return found
 
 
@@ -157,9 +142,8 @@ def models_sentence(rows: Sequence[ModelRow], device: str) -> str:
     if not judged:
         return f"No model has been timed with Equitune and without it on this {device} yet."
     others = "the fastest other path" if any(row.best_other for row in judged) else "stock"
-    parts = []
-    for which in dict.fromkeys(row.which for row in judged):
-        parts.append(f"{which} {_gain([row.ratio for row in judged if row.which == which])}")
+    passes = dict.fromkeys(row.which for row in judged)
+    parts = [f"{which} {_gain([row.ratio for row in judged if row.which == which])}" for which in passes]
     sentences = [f"On this {device}, Equitune is so many times as fast as {others}: {'; '.join(parts)}."]
     memory = geometric_mean(row.memory_ratio for row in judged)
     if not math.isnan(memory):
@@ -172,7 +156,7 @@ def models_sentence(rows: Sequence[ModelRow], device: str) -> str:
 def _gain(ratios: Sequence[float]) -> str:
     """``2.55× (mean of 49 rows, least 0.89×)``."""
     mean, least = (floored_ratio(of(ratios)) for of in (geometric_mean, min))
-    return f"{mean} (mean of {rows_text(len(ratios))}, least {least})" if len(ratios) > 1 else f"{mean} (one row)"
+    return f"{mean} (mean of {counted(len(ratios), 'row')}, least {least})" if len(ratios) > 1 else f"{mean} (one row)"
 
 
 def joint_sentence(rows: Sequence[ModelRow]) -> str:

@@ -2,17 +2,19 @@
 
 from __future__ import annotations
 
+import functools
 import json
 import math
-from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
-from typing import Any, NamedTuple
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
 
+from autotune.bench.rows import SuiteRow, mapping
 from autotune.report import kernels, models, tuning
 from autotune.report.charts import COLOURS
 from autotune.report.devices import PASSES, DeviceData, DeviceRows
 from autotune.report.picker import Bar, Choice, Command, Picker
 from autotune.report.render import Page, Section, render
-from autotune.report.rows import SuiteRow, mapping, met, rows_text
+from autotune.report.rows import met
 from autotune.report.sources import write_sources
 from autotune.text import (
     DEFAULT,
@@ -21,6 +23,7 @@ from autotune.text import (
     bytes_text,
     contender_name,
     count,
+    counted,
     direction_name,
     error_text,
     floored_ratio,
@@ -43,7 +46,13 @@ def first_screen(data: DeviceData) -> dict[str, Any]:
         return {"sentence": sentence, "picker": picker, "joint": "", "random": False}
     return {
         "sentence": models.models_sentence(data.models, device) + note,
-        "picker": models.model_picker(data.models),
+        "picker": Picker(
+            "model-rows",
+            models.AXES,
+            tuple(map(models.model_choice, data.models)),
+            models.first_model_row(data.models),
+            "peak memory",
+        ),
         "joint": models.joint_sentence(data.models),
         "random": any(row.random for row in data.models),
     }
@@ -59,11 +68,10 @@ USUAL = ("force_step", "forward+backward", "forward")
 
 def kernel_picker(data: DeviceData) -> Picker | None:
     """None without rows."""
-    rows = kernel_rows(data)
-    if not rows:
+    if not (rows := kernel_rows(data)):
         return None
-    choices = kernel_choices(rows, data.backend)
-    return Picker("kernel-rows", KERNEL_AXES, tuple(choices), first_kernel_row(rows), "extra memory")
+    choices = tuple(kernel_choice(row, data.backend) for row in rows)
+    return Picker("kernel-rows", KERNEL_AXES, choices, first_kernel_row(rows), "extra memory")
 
 
 def kernel_rows(data: DeviceData) -> list[SuiteRow]:
@@ -78,11 +86,6 @@ def kernel_rows(data: DeviceData) -> list[SuiteRow]:
         return (row.text("label"), edges, row.graph, index, _form(row))
 
     return sorted((row for row in chosen if row.times), key=order)
-
-
-def kernel_choices(rows: Sequence[SuiteRow], backend: str) -> list[Choice]:
-    known = shipped()
-    return [_kernel_choice(row, backend, known) for row in rows]
 
 
 def first_kernel_row(rows: Sequence[SuiteRow]) -> int:
@@ -104,7 +107,7 @@ def _form(row: SuiteRow) -> str:
     return ", ".join(filter(None, (row.form or "convolution", row.text("dtype"), row.text("layout"))))
 
 
-def _kernel_choice(row: SuiteRow, backend: str, known: Shipped) -> Choice:
+def kernel_choice(row: SuiteRow, backend: str) -> Choice:
     peers = [row.peer] if row.peer and row.peer != STOCK_KERNELS else []
     names = [TUNED, *peers, *(name for name in (STOCK_KERNELS, DEFAULT) if name in row.times)]
     stock = "stock, fastest peer" if row.peer == STOCK_KERNELS else "stock"
@@ -121,7 +124,7 @@ def _kernel_choice(row: SuiteRow, backend: str, known: Shipped) -> Choice:
         for name in names
     )
     keys = (row.text("label"), row.graph, direction_name(row.which), _form(row))
-    return Choice(keys, bars, tuple(_kernel_facts(row)), kernel_command(row, backend, known))
+    return Choice(keys, bars, tuple(_kernel_facts(row)), kernel_command(row, backend))
 
 
 def _kernel_facts(row: SuiteRow) -> list[str]:
@@ -141,14 +144,14 @@ def kernels_sentence(rows: Sequence[SuiteRow], device: str) -> str:
     judged = [row for row in normal if not math.isnan(row.ratio)]
     if judged:
         mean, least = geometric_mean(row.ratio for row in judged), min(row.ratio for row in judged)
-        text = f"On this {device}, Equitune's kernels are {floored_ratio(mean)} as fast as the fastest peer on the mean of {rows_text(len(judged))}, at least {floored_ratio(least)}"  # noqa: E501
+        text = f"On this {device}, Equitune's kernels are {floored_ratio(mean)} as fast as the fastest peer on the mean of {counted(len(judged), 'row')}, at least {floored_ratio(least)}"  # noqa: E501
         memory = geometric_mean(row.memory(TUNED) / row.memory(row.peer) for row in judged if row.memory(row.peer) > 0)
         return text + ("." if math.isnan(memory) else f", in {ratio_text(memory)} the extra memory.")
     timed = [row for row in normal if not math.isnan(row.default_ratio)]
     if not timed:
         return "No tuned time has been published for this device yet."
     mean, least = geometric_mean(row.default_ratio for row in timed), min(row.default_ratio for row in timed)
-    return f"On this {device}, tuned kernels are {floored_ratio(mean)} as fast as the untuned default on the mean of {rows_text(len(timed))}, at least {floored_ratio(least)}. No peer was timed."  # noqa: E501
+    return f"On this {device}, tuned kernels are {floored_ratio(mean)} as fast as the untuned default on the mean of {counted(len(timed), 'row')}, at least {floored_ratio(least)}. No peer was timed."  # noqa: E501
 
 
 def objectives_sentence(rows: Sequence[SuiteRow]) -> str:
@@ -157,7 +160,7 @@ def objectives_sentence(rows: Sequence[SuiteRow]) -> str:
     if not others:
         return ""
     by = ", ".join(sorted({row.objectives for row in others}))
-    return f" The schedules of {len(others)} of {rows_text(len(rows))} were tuned by {by}, not by time."
+    return f" The schedules of {len(others)} of {counted(len(rows), 'row')} were tuned by {by}, not by time."
 
 
 # The command that measures one row again, filled in.
@@ -165,26 +168,21 @@ def objectives_sentence(rows: Sequence[SuiteRow]) -> str:
 FILE = "row.toml"
 
 
-class Shipped(NamedTuple):
+@functools.cache
+def shipped() -> tuple[dict[str, str], frozenset[str]]:
     """What configs may name: the keys of problems by name, and the graphs."""
-
-    problems: dict[str, str]
-    graphs: Collection[str]
+    return {name: problem.key for name, problem in load_all().items()}, frozenset(load_graphs())
 
 
-def shipped() -> Shipped:
-    return Shipped({name: problem.key for name, problem in load_all().items()}, load_graphs().keys())
-
-
-def kernel_command(row: SuiteRow, backend: str, known: Shipped) -> Command:
+def kernel_command(row: SuiteRow, backend: str) -> Command:
     """A config of this row alone and the command that reads it, or what to do if its config has names of its own."""
     problem, graph = row.text("label"), str(mapping(row.record.get("graph")).get("name") or "")
-    own = [] if known.problems.get(problem) == row.text("problem") else [repr(problem)]
-    own += [] if graph in known.graphs else [repr(graph)]
+    problems, graphs = shipped()
+    own = [] if problems.get(problem) == row.text("problem") else [repr(problem)]
+    own += [] if graph in graphs else [repr(graph)]
     if own:
-        return Command(
-            "", f"The config that was measured defines {' and '.join(own)}: run equitune bench with that file."
-        )  # noqa: E501
+        names = " and ".join(own)
+        return Command("", f"The config that was measured defines {names}: run equitune bench with that file.")
     device = "cuda:0" if backend == "cuda" else "cpu"
     lines = [f"cat > {FILE} <<'END'", *config_lines(row), "END", f"equitune bench {FILE} --device {device} --fresh"]
     text = "The tuned schedule comes from the database, so nothing is searched. --fresh measures a stored row again."
@@ -258,17 +256,15 @@ def _shared(
 def provenance(data: DeviceData) -> dict[str, Any]:
     """Names and values of the device and the software; what the labels of problems mean."""
     versions = [("generator", ", ".join(met(data.rows, "generator")) or MISSING), *sorted(data.software.items())]
-    return {"device": list(_device_facts(data)), "software": versions, "problems": list(_problems(data))}
-
-
-def _device_facts(data: DeviceData) -> Iterable[tuple[str, str]]:
-    for name, value in data.device.items():
-        if not isinstance(value, dict | list) and value is not None:
-            yield name.replace("_", " "), f"{value:,}" if isinstance(value, int) else str(value)
-    bandwidths = [rate for row in data.rows if not math.isnan(rate := row.number("copy_bandwidth"))]
-    if bandwidths:
+    device = [
+        (name.replace("_", " "), f"{value:,}" if isinstance(value, int) else str(value))
+        for name, value in data.device.items()
+        if not isinstance(value, dict | list) and value is not None
+    ]
+    if bandwidths := [rate for row in data.rows if not math.isnan(rate := row.number("copy_bandwidth"))]:
         low, high = bytes_text(min(bandwidths)), bytes_text(max(bandwidths))
-        yield "copy bandwidth", f"{low}/s" if low == high else f"{low}/s to {high}/s"
+        device.append(("copy bandwidth", f"{low}/s" if low == high else f"{low}/s to {high}/s"))
+    return {"device": device, "software": versions, "problems": list(_problems(data))}
 
 
 def _problems(data: DeviceData) -> Iterator[tuple[str, tuple[str, ...], int, str]]:
@@ -289,7 +285,10 @@ def build_page(data: DeviceData, others: Sequence[DeviceRows] = ()) -> Page:
 
     others: the rows of all devices of the results folder, this one's included.
     """
-    sources = write_sources(_schedules(data), data.device)
+    # Each row that opens, with its tuned schedules by direction.
+    opened = [(row.record, row.schedules(TUNED)) for row in data.suite]
+    opened += [(row.record, tuning.entry_schedules(row)) for row in data.tuned]
+    sources = write_sources(opened, data.device)
     shown = {
         "models": data.models,
         "largest": models.largest(data.largest),
@@ -310,12 +309,6 @@ def build_page(data: DeviceData, others: Sequence[DeviceRows] = ()) -> Page:
         provenance=provenance(data),
         **shown,
     )
-
-
-def _schedules(data: DeviceData) -> Iterator[tuple[dict[str, Any], dict[str, Any]]]:
-    """Each row that opens, with its tuned schedules by direction."""
-    yield from ((row.record, row.schedules(TUNED)) for row in data.suite)
-    yield from ((row.record, tuning.entry_schedules(row)) for row in data.tuned)
 
 
 def _sections(data: DeviceData, others: Sequence[DeviceRows]) -> list[Section]:

@@ -21,7 +21,8 @@ from autotune import text
 from autotune.bench.contenders import shares_text
 from autotune.report.devices import PANELS
 from autotune.report.models import PACKAGES, gains
-from autotune.report.rows import MIN_TRIALS, knob_names, rows_text, value_text
+from autotune.report.rows import MIN_TRIALS, knob_names, plain_names, value_text
+from kernelgen.version import GENERATOR_VERSION
 
 
 class Section(NamedTuple):
@@ -89,6 +90,7 @@ def environment() -> jinja2.Environment:
         "binary": text.binary_text,
         "bytes": text.bytes_text,
         "contender": text.contender_name,
+        "counted": text.counted,
         "direction": text.direction_name,
         "error": text.error_text,
         "floored": text.floored_ratio,
@@ -97,7 +99,8 @@ def environment() -> jinja2.Environment:
         "knob_names": knob_names,
         "joules": text.joules_text,
         "mean": text.geometric_mean,
-        "path": lambda name: {text.TUNED: "Equitune", text.STOCK: "stock"}.get(name, text.contender_name(name)),
+        "path": text.path_name,
+        "plain_names": plain_names,
         "percent": lambda share: text.MISSING if math.isnan(share) else f"{share:.0%}",
         "ratio": text.ratio_text,
         "shares": shares_text,
@@ -111,7 +114,12 @@ def environment() -> jinja2.Environment:
     made.tests["nan"] = lambda value: value != value
     names = ("MISSING", "TUNED", "DEFAULT", "STOCK", "JOINT", "CAPTURED")
     made.globals |= {name: getattr(text, name) for name in names} | {"infinity": math.inf}
-    made.globals |= {"PANELS": PANELS, "MIN_TRIALS": MIN_TRIALS, "MODEL_PACKAGES": PACKAGES, "rows_text": rows_text}
+    made.globals |= {
+        "GENERATOR": GENERATOR_VERSION,
+        "PANELS": PANELS,
+        "MIN_TRIALS": MIN_TRIALS,
+        "MODEL_PACKAGES": PACKAGES,
+    }
     made.globals["asset"] = lambda name: Markup(loader.get_source(made, name)[0])
     return made
 

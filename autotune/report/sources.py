@@ -24,20 +24,10 @@ class KernelSource:
     hash: str
     text: str
 
-    @property
-    def lines(self) -> int:
-        return len(self.text.splitlines())
 
-
-@dataclass(frozen=True)
-class SourceLine:
-    """What a row shows of one direction: its source, or why there is none; measured: by another generator, or empty."""
-
-    direction: str
-    source: KernelSource | None
-    reason: str
-    measured: str
-    generator: str = GENERATOR_VERSION
+# What a row shows of one direction: its name, its source or why there is none, and by which other generator it was
+# measured; empty if by this one.
+SourceLine = tuple[str, KernelSource | str, str]
 
 
 @dataclass(frozen=True)
@@ -50,14 +40,10 @@ class Sources:
         """A line for each direction of a row; ``schedules``: direction to knobs."""
         generator = record.get("generator")
         measured = "" if generator == GENERATOR_VERSION else str(generator or "unknown")
-        lines = []
-        for direction, knobs in schedules.items():
-            source = self.by_kernel.get(_key(record, direction, knobs))
-            if isinstance(source, KernelSource):
-                lines.append(SourceLine(direction, source, "", measured))
-            elif source is not None:
-                lines.append(SourceLine(direction, None, source, measured))
-        return lines
+        known = (
+            (direction, self.by_kernel.get(_key(record, direction, knobs))) for direction, knobs in schedules.items()
+        )
+        return [(direction, source, measured) for direction, source in known if source is not None]
 
     @property
     def texts(self) -> dict[str, str]:

@@ -9,8 +9,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from autotune import text
+from autotune.bench.rows import SuiteRow
 from autotune.report.devices import DeviceData, device_slugs, load_device
-from autotune.report.rows import SuiteRow, contenders
+from autotune.report.rows import contenders
 
 if TYPE_CHECKING:
     from rich.console import Console

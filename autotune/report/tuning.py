@@ -6,7 +6,7 @@ import math
 import re
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from statistics import median
 from typing import Any
@@ -14,34 +14,23 @@ from typing import Any
 import pandas as pd
 from markupsafe import Markup
 
+from autotune.bench.rows import SuiteRow, mapping, number, positive
 from autotune.measure.timing import SAME, SLOWER, verdict
 from autotune.measure.trial import STATES
 from autotune.report import charts
 from autotune.report.devices import PANELS, DeviceData
 from autotune.report.rows import (
     Knob,
-    SuiteRow,
     contenders,
     knob_importances,
     knob_names,
     knobs,
-    mapping,
     measured,
-    number,
     plain_names,
     searched_knobs,
 )
-from autotune.report.sources import SourceLine, Sources
-from autotune.text import (
-    MISSING,
-    TUNED,
-    contender_name,
-    count,
-    counters_text,
-    direction_name,
-    entry_note,
-    unit_for,
-)
+from autotune.report.sources import Sources
+from autotune.text import MISSING, TUNED, contender_name, count, counters_text, direction_name, entry_note, unit_for
 from autotune.workload.objective import FIGURES
 
 STRIPS = 2
@@ -56,7 +45,7 @@ def search(data: DeviceData, sources: Sources) -> dict[str, Any]:
     the one first that matters most over all studies. notes: why contenders have no time, each reason once. unreadable:
     lines of the trial files that were skipped. besides: columns that only entries of other objectives than time have.
     """
-    tuned = [_tuned_row(data, row, sources) for row in data.tuned]
+    tuned = [TunedRow(data, row, sources) for row in data.tuned]
     names = contenders(data.tuned)
     failed = (
         f"{contender_name(name)}: {row.reason(name)}"
@@ -154,35 +143,37 @@ def _knob_figures(study: Study, index: int) -> tuple[Markup, dict[str, Markup]]:
 # Published entries, and the outcomes of all trials.
 
 
-@dataclass(frozen=True)
 class TunedRow:
     """A published entry, and what opens below its row. note: graph, kind, dtype and layout.
 
     certificate: empty in older entries.
     """
 
-    row: SuiteRow
-    note: str
-    schedule: dict[str, Any]
-    resources: dict[str, Any]
-    certificate: dict[str, Any]
-    sources: tuple[SourceLine, ...]
-    strips: charts.Strips | None
+    def __init__(self, data: DeviceData, row: SuiteRow, sources: Sources) -> None:
+        self.row, self.note = row, entry_note(row.record)
+        self.schedule, self.resources, self.certificate, self.trials = (
+            mapping(row.record.get(key)) for key in ("schedule", "resources", "certificate", "trials")
+        )
+        self.default = mapping(mapping(row.record.get("default")).get("schedule"))
+        self.what = f"{row.record.get('label')}, {direction_name(row.which)}, {self.note}"
+        self.sources = sources.of(row.record, entry_schedules(row))
+        # Samples from this schedule's trials: an entry only stores median and quartiles of its published samples.
+        study = str(self.trials.get("file")).rpartition("/")[2].removesuffix(".jsonl")
+        trials = data.trials[data.trials["file"] == study]
+        by_schedule = zip(trials["schedule"], trials["samples_us"], strict=True)
+        samples = [time for tried, times in by_schedule if tried == self.schedule for time in times]
+        self.strips = charts.strips({TUNED: samples}, f"{self.what}, in the search")
 
     @property
     def entry(self) -> dict[str, Any]:
         return self.row.record
 
-    @property
-    def what(self) -> str:
-        return f"{self.entry.get('label')}, {direction_name(self.row.which)}, {self.note}"
-
     def knobs(self, names: Sequence[str]) -> tuple[Knob, ...]:
-        return knobs(names, self.schedule, mapping(mapping(self.entry.get("default")).get("schedule")))
+        return knobs(names, self.schedule, self.default)
 
     def searched(self, key: str) -> str:
         """A fact of the search behind it."""
-        value = mapping(self.entry.get("trials")).get(key)
+        value = self.trials.get(key)
         return MISSING if value is None or (isinstance(value, float) and math.isnan(value)) else str(value)
 
     def certified(self, key: str) -> float:
@@ -196,14 +187,12 @@ class TunedRow:
     @property
     def gain(self) -> str:
         gain = mapping(self.entry.get("gain"))
-        if not gain and self.schedule != mapping(mapping(self.entry.get("default")).get("schedule")):
+        if not gain and self.schedule != self.default:
             return "faster than the default by the medians; this older entry has no interval"
         if not gain:
             second = mapping(self.entry.get("runner_up"))
-            is_clear = bool(second) and verdict((number(second.get("low")), number(second.get("high")))) in (
-                SAME,
-                SLOWER,
-            )
+            interval = number(second.get("low")), number(second.get("high"))
+            is_clear = bool(second) and verdict(interval) in (SAME, SLOWER)
             return "default confirmed" if is_clear else "no clear gain; the default schedule is published"
         ratio, low, high, level = (number(gain.get(key)) for key in ("ratio", "low", "high", "level"))
         by = f" by {self.row.objectives}" if self.row.objectives else ""
@@ -228,7 +217,7 @@ class TunedRow:
         parts = {
             "schedule": True,
             "certificate": self.certificate,
-            "source": any(line.source for line in self.sources),
+            "source": any(not isinstance(source, str) for _, source, _ in self.sources),
             "raw samples of the search": self.strips,
         }
         return ", ".join(part for part, there in parts.items() if there)
@@ -238,19 +227,6 @@ def entry_schedules(row: SuiteRow) -> dict[str, Any]:
     """Direction to knobs, as in bench rows."""
     schedule = mapping(row.record.get("schedule"))
     return {row.which: schedule} if schedule else {}
-
-
-def _tuned_row(data: DeviceData, row: SuiteRow, sources: Sources) -> TunedRow:
-    schedule, resources, certificate, searched = (
-        mapping(row.record.get(key)) for key in ("schedule", "resources", "certificate", "trials")
-    )
-    lines = tuple(sources.of(row.record, entry_schedules(row)))
-    made = TunedRow(row, entry_note(row.record), schedule, resources, certificate, lines, None)
-    # Samples from this schedule's trials: an entry only stores median and quartiles of its published samples.
-    trials = data.trials[data.trials["file"] == str(searched.get("file")).rpartition("/")[2].removesuffix(".jsonl")]
-    by_schedule = zip(trials["schedule"], trials["samples_us"], strict=True)
-    samples = [time for tried, times in by_schedule if tried == schedule for time in times]
-    return replace(made, strips=charts.strips({TUNED: samples}, f"{made.what}, in the search"))
 
 
 def _outcomes(trials: pd.DataFrame) -> Iterator[dict[str, Any]]:
@@ -292,52 +268,37 @@ class Trials:
     spread: str
 
 
-@dataclass(frozen=True)
 class Replay:
     """The replay of one record. name: of its file."""
 
-    name: str
-    record: Mapping[str, Any]
+    def __init__(self, name: str, record: Mapping[str, Any]) -> None:
+        self.record, graph = record, record.get("graph")
+        facts = [direction_name(record[key]) for key in ("label", "direction") if record.get(key)]
+        self.title = " \N{MIDDLE DOT} ".join(facts) or name
+        details = [mapping(graph).get("name") or graph, *map(record.get, ("operation", "dtype", "layout"))]
+        self.detail = ", ".join(detail for detail in details if isinstance(detail, str) and detail) or name
+        # The default's time over the best.
+        best_us = positive(record.get("best_us"))
+        self.default_ratio = number(record.get("default_us")) / best_us
+        # Samplers by shown name, the usual ones first.
+        by_name = {sampler_name(str(key)): mapping(value) for key, value in mapping(record["samplers"]).items()}
+        order = [*SAMPLERS.values()]
+        names = sorted(by_name, key=lambda one: (order.index(one) if one in order else 9, one))
+        self.samplers = {sampler: by_name[sampler] for sampler in names}
+        # The fewest trials of all samplers.
+        medians = (self.trials(sampler).median for sampler in names)
+        self.least = min((median for median in medians if not math.isnan(median)), default=math.nan)
 
     def number(self, key: str) -> float:
         return number(self.record.get(key))
-
-    @property
-    def default_ratio(self) -> float:
-        """The default's time over the best."""
-        return self.number("default_us") / self.number("best_us") if self.number("best_us") > 0 else math.nan
 
     def pruned(self, key: str) -> float:
         """``skipped``: schedules that pruning would have skipped; ``fastest_skipped``: their fastest over the best."""
         return number(mapping(self.record.get("pruning")).get(key))
 
-    @property
-    def title(self) -> str:
-        facts = [direction_name(self.record[key]) for key in ("label", "direction") if self.record.get(key)]
-        return " \N{MIDDLE DOT} ".join(facts) or self.name
-
-    @property
-    def detail(self) -> str:
-        graph = self.record.get("graph")
-        facts = [mapping(graph).get("name") or graph, *(self.record.get(k) for k in ("operation", "dtype", "layout"))]
-        return ", ".join(fact for fact in facts if isinstance(fact, str) and fact) or self.name
-
-    @property
-    def samplers(self) -> dict[str, dict[str, Any]]:
-        """Samplers by shown name, the usual ones first."""
-        by_name = {sampler_name(str(key)): mapping(value) for key, value in mapping(self.record["samplers"]).items()}
-        order = [*SAMPLERS.values()]
-        return {name: by_name[name] for name in sorted(by_name, key=lambda n: (order.index(n) if n in order else 9, n))}
-
     def trials(self, sampler: str) -> Trials:
         """Until a schedule near the best was met."""
         return trials_of(mapping(self.samplers.get(sampler, {}).get("trials_to")).get(NEAR))
-
-    @property
-    def least(self) -> float:
-        """The fewest trials of all samplers."""
-        medians = (self.trials(name).median for name in self.samplers)
-        return min((trials for trials in medians if not math.isnan(trials)), default=math.nan)
 
     @property
     def transfers(self) -> Iterator[tuple[str, str, float, Trials, Trials]]:

@@ -17,7 +17,7 @@ import torch
 from autotune.database.lookup import Tuning
 from autotune.database.misses import keep_misses, read_misses
 from autotune.database.store import database_dirs, writable_results_dir
-from autotune.measure.timing import verdict
+from autotune.measure.timing import timed, verdict
 from autotune.paths import require_tune
 from autotune.text import direction_name, interval_text, time_text
 from autotune.tune.model_passes import (
@@ -35,7 +35,6 @@ from autotune.tune.model_passes import (
     places_of,
     recorded,
     sources_of,
-    timed,
     workloads_for,
 )
 from autotune.tune.run import tune

@@ -17,7 +17,7 @@ from torch import Tensor
 from autotune.database.lookup import Tuning
 from autotune.database.misses import Request, requests_of
 from autotune.errors import ConfigError
-from autotune.measure.timing import Watch, ratio_interval
+from autotune.measure.timing import Watch, ratio_interval, timed
 from autotune.models.accelerate import accelerate
 from autotune.models.whole_model import WholeModel, find_atoms, open_made, open_model, returned_by
 from autotune.modules.base import TunedModule
@@ -415,20 +415,6 @@ def compare(
         old, new = (1e3 * statistics.median(samples[side]) for side in ("before", "after"))
         found.append(PassTimes(name, old, new, low, high, len(samples["after"]), watch.read().noise))
     return found
-
-
-def timed(call: Callable[[], Any], device: torch.device) -> float:
-    """Seconds of one call, with all that it queued on the device."""
-    _wait(device)
-    begin = time.perf_counter()
-    call()
-    _wait(device)
-    return time.perf_counter() - begin
-
-
-def _wait(device: torch.device) -> None:
-    if device.type == "cuda":
-        torch.cuda.synchronize(device)
 
 
 def _goes_on(rounds: int, passed: float, seconds: float) -> bool:

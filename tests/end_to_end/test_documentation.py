@@ -8,7 +8,6 @@ from __future__ import annotations
 import ast
 import importlib.util
 import json
-import math
 import os
 import re
 import shlex
@@ -29,7 +28,7 @@ from places import ROOT
 from typer.main import get_command
 from typer.testing import CliRunner
 
-from autotune.bench.rows import DEFAULT, OURS, fastest_peer, ratio
+from autotune.bench.rows import SuiteRow
 from autotune.cli.commands import app
 from autotune.database import store as database
 from autotune.models.whole_model import published_models
@@ -382,12 +381,13 @@ def test_commands_name_arguments_as_their_help_does() -> None:
 def test_what_the_results_say_of_kernels_is_true() -> None:
     rows = json.loads((ROOT / "results" / "bench" / "nvidia-h200.json").read_text())["rows"]
     rows = [row for row in rows if row["operation"] != "radial"]
-    assert all(value > 0.98 for row in rows if (value := ratio(row)) is not None), "No row is more than 2% slower"
-    memory = [(row["memory"][OURS], row["memory"].get(fastest_peer(row), math.inf)) for row in rows]
-    assert all(ours <= peers for ours, peers in memory), "and none takes more memory"
+    read = [SuiteRow(row) for row in rows]
+    assert not any(row.ratio <= 0.98 for row in read), "No row is more than 2% slower"
+    assert all(row.memory("equitune") >= 0 for row in read), "what follows compares figures"
+    assert not any(row.exceeds_memory for row in read), "and none takes more memory"
     skewed = [row for row in rows if re.search(r"-s\d+$", row["graph_class"]) and row["operation"] == "conv"]
     assert len([row for row in skewed if row["dtype"] == "float32" and "uvw" not in row["problem"]]) == 27
-    assert DEFAULT in rows[0]["times"]
+    assert "equitune-default" in rows[0]["times"]
 
 
 def test_figures_of_lammps_are_those_of_its_rows() -> None:

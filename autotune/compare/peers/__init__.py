@@ -8,15 +8,13 @@ from __future__ import annotations
 
 import importlib.util
 from collections.abc import Collection
-from dataclasses import dataclass
 
 import torch
 
 from autotune.compare.peers import cuequivariance, e3nn, openequivariance
 from autotune.compare.peers.others import CONTRACTION_ADAPTERS, HARMONICS_ADAPTERS, RADIAL_ADAPTERS, VECTORS_ADAPTERS
-from autotune.compare.peers.peer import PEER_TOLERANCE, Adapter, CheckedPasses, Peer, Product, Task
+from autotune.compare.peers.peer import Adapter, Peer, Task
 from autotune.errors import ConfigError, unknown_name
-from autotune.measure.kinds import AutogradPasses
 from autotune.measure.references import Reference
 from autotune.workload.workload import Tensors, Workload
 
@@ -31,28 +29,7 @@ ADAPTERS: tuple[Adapter, ...] = (
     *CONTRACTION_ADAPTERS,
 )
 
-__all__ = [
-    "ADAPTERS",
-    "PEER_TOLERANCE",
-    "AutogradPasses",
-    "CheckedPasses",
-    "Peer",
-    "PeerStatus",
-    "Product",
-    "chosen_peers",
-    "peer_names",
-    "peers_for",
-    "usable_peers",
-]
-
-
-@dataclass(frozen=True)
-class PeerStatus:
-    """Whether a peer can run on a device, and if not, why."""
-
-    name: str
-    usable: bool
-    reason: str = ""
+__all__ = ["ADAPTERS", "Peer", "chosen_peers", "peer_names", "peers_for", "usable_peers"]
 
 
 def peers_for(
@@ -72,15 +49,11 @@ def peers_for(
     return [Peer(adapter, task) for adapter in ADAPTERS if _is_listed(adapter, device, *kind)]
 
 
-def usable_peers(device: torch.device | str) -> list[PeerStatus]:
-    """Every product peer for a kind of device, with the reason if it is unusable."""
+def usable_peers(device: torch.device | str) -> dict[str, str | None]:
+    """Every product peer for a kind of device, by name, with the reason if it is unusable."""
     device = torch.device(device)
-    found = []
-    for adapter in ADAPTERS:
-        if device.type in adapter.backends and "conv" in adapter.operations:
-            reason = adapter.unusable(device)
-            found.append(PeerStatus(adapter.name, reason is None, reason or ""))
-    return found
+    chosen = (one for one in ADAPTERS if device.type in one.backends and "conv" in one.operations)
+    return {adapter.name: adapter.unusable(device) for adapter in chosen}
 
 
 def peer_names(

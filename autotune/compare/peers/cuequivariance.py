@@ -9,10 +9,12 @@ choice. If kernels cannot be loaded, cuEquivariance silently computes naively: h
 
 from __future__ import annotations
 
+import dataclasses
 import functools
 import math
 import os
 import warnings
+from collections.abc import Callable
 from contextlib import suppress
 from typing import Any
 
@@ -78,14 +80,10 @@ def module(problem: TensorProductProblem, method: str, dtype: str, device: torch
     import cuequivariance_torch as cuet
 
     keep_compiled()
-    with warnings.catch_warnings(record=True) as caught:
-        warnings.simplefilter("always")
-        given = polynomial(problem, flat=method == "uniform_1d")
-        # The other methods compute in the dtype of their inputs.
-        options = {"math_dtype": getattr(torch, dtype)} if method == "fused_tp" else {}
-        made = cuet.SegmentedPolynomial(given, method=method, **options).to(device)
-    check_method(made, method, caught)
-    return made
+    given = polynomial(problem, flat=method == "uniform_1d")
+    # The other methods compute in the dtype of their inputs.
+    options = {"math_dtype": getattr(torch, dtype)} if method == "fused_tp" else {}
+    return by_method(method, lambda: cuet.SegmentedPolynomial(given, method=method, **options).to(device))
 
 
 def keep_compiled() -> None:
@@ -98,12 +96,17 @@ def keep_compiled() -> None:
         os.environ.setdefault("CUEQUIVARIANCE_OPS_NVRTC_CACHE_DIR", str(folder))
 
 
-def check_method(made: Any, method: str, caught: list[warnings.WarningMessage]) -> None:
-    """Raise PeerError unless a segmented polynomial runs by the requested method."""
-    ran_naively = "Naive" in type(made.m).__name__
-    if made.method != method or ran_naively != (method == "naive"):
+def by_method(method: str, make: Callable[[], Any], polynomial_of: Callable[[Any], Any] = lambda made: made) -> Any:
+    """The module that ``make`` gives; PeerError unless its segmented polynomial runs by the requested method."""
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        made = make()
+    inner = polynomial_of(made)
+    ran_naively = "Naive" in type(inner.m).__name__
+    if inner.method != method or ran_naively != (method == "naive"):
         said = "; ".join(str(warning.message) for warning in caught)
-        raise PeerError(f"cuequivariance: asked for {method}, got {made.method} ({type(made.m).__name__}): {said}")
+        raise PeerError(f"cuequivariance: asked for {method}, got {inner.method} ({type(inner.m).__name__}): {said}")
+    return made
 
 
 def convolution(task: Task, method: str) -> Call:
@@ -156,3 +159,13 @@ ADAPTERS = (
     Adapter("cuequivariance", ("cuda",), no_kernels, with_kernels, WARM_UP_CALLS, module="cuequivariance_torch"),
     Adapter("cuequivariance-naive", ("cpu",), no_module, naive, module="cuequivariance_torch"),
 )
+# Of other kinds than products: how each computes.
+METHODS = {"cuequivariance": "uniform_1d", "cuequivariance-naive": "naive"}
+
+
+def adapters_of(operation: str, build: Callable[[str, Task], Product]) -> tuple[Adapter, ...]:
+    """The same peers for another kind of kernel; ``build`` takes the method."""
+    return tuple(
+        dataclasses.replace(adapter, build=functools.partial(build, METHODS[adapter.name]), operations=(operation,))
+        for adapter in ADAPTERS
+    )

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import functools
-import importlib.metadata
 import json
 import os
 import platform
@@ -23,6 +22,7 @@ from autotune.errors import PeerError
 from autotune.measure import worker as processes
 from autotune.measure.kinds import Call
 from autotune.measure.references import e3nn_product
+from autotune.paths import installed_version
 from autotune.workload.workload import DTYPES, relayout
 from kernelgen.compile.compiler import cache_dir, digest
 from kernelgen.device import device_facts
@@ -72,11 +72,15 @@ def eager(task: Task) -> Product:
 
 
 def compiled(task: Task) -> Product:
-    """The compiled product. Both passes run here once, under a time limit, so that no timed call compiles."""
     call = on_graph(compiled_convolution(*_kind(task), task.workload.operation), task)
     t = task.tensors
     x = relayout(t.x, task.workload.product.irreps_in1, task.workload.layout, "mul_ir")
-    inputs = [tensor.detach().requires_grad_() for tensor in (x, t.y, t.w)]
+    return compiled_product(call, x, t.y, t.w)
+
+
+def compiled_product(call: Call, *tensors: torch.Tensor) -> Product:
+    """A compiled call. Both passes run here once, under a time limit, so that no timed call compiles."""
+    inputs = [tensor.detach().requires_grad_() for tensor in tensors]
     with time_limit(COMPILE_LIMIT_S, OUT_OF_TIME):
         out = call(*inputs)
         torch.autograd.grad(out, inputs, torch.ones_like(out))
@@ -235,8 +239,6 @@ def noted(product: tuple[str, ...], device: str) -> str | None:
 
 
 def _path(product: tuple[str, ...], device: str) -> Path:
-    versions = [platform.python_version()]
-    for name in COMPILERS:
-        with suppress(importlib.metadata.PackageNotFoundError):
-            versions.append(f"{name} {importlib.metadata.version(name)}")
+    installed = ((name, installed_version(name)) for name in COMPILERS)
+    versions = [platform.python_version(), *(f"{name} {version}" for name, version in installed if version)]
     return keep_compiled() / "equitune-notes" / f"{digest(*product, device_facts(device).slug, *versions)}.json"

@@ -7,7 +7,6 @@ import dataclasses
 import functools
 import math
 import sys
-import warnings
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -29,6 +28,7 @@ from autotune.measure.references import (
     from_component,
     radial_problem,
 )
+from autotune.models.package import default_dtype
 from autotune.workload.known_kinds import RadialKind
 from autotune.workload.workload import DTYPES, GraphClass
 from kernelgen.arithmetic.contraction_couplings import polynomials
@@ -46,24 +46,13 @@ def eager(task: Task) -> Product:
 
 
 def compiled(task: Task) -> Product:
-    """The compiled harmonics. Both passes run here once, under a time limit, so that no timed call compiles."""
-    call = _compiled(task.workload.harmonics, task.tensors.x.dtype, task.device)
-    v = task.tensors.x.detach().requires_grad_()
-    with e3nn_peer.time_limit(e3nn_peer.COMPILE_LIMIT_S, e3nn_peer.OUT_OF_TIME):
-        out = call(v)
-        torch.autograd.grad(out, v, torch.ones_like(out))
-        with torch.no_grad():
-            call(v)
-    return Product(call, no_second=e3nn_peer.no_second_derivatives())
+    v = task.tensors.x
+    return e3nn_peer.compiled_product(_compiled(task.workload.harmonics, v.dtype, task.device), v)
 
 
 @functools.lru_cache(maxsize=1)
 def _compiled(problem: HarmonicsProblem, dtype: torch.dtype, device: torch.device) -> Call:
     return e3nn_peer.compile_open(e3nn_harmonics(problem))
-
-
-def _cuequivariance(method: str, task: Task) -> Product:
-    return Product(cuequivariance_call(task.workload.harmonics, method, task.tensors.x))
 
 
 def cuequivariance_call(problem: HarmonicsProblem, method: str, like: torch.Tensor) -> Call:
@@ -76,12 +65,10 @@ def cuequivariance_call(problem: HarmonicsProblem, method: str, like: torch.Tens
             f"cuequivariance: it has harmonics of distinct rising degrees in normalization 'component', not {degrees} "
             f"in {problem.normalization!r}"
         )
-    with warnings.catch_warnings(record=True) as caught:
-        warnings.simplefilter("always")
-        options = {"math_dtype": like.dtype, "device": like.device}
-        made = cuet.SphericalHarmonics(degrees, normalize=problem.normalize, method=method, **options)
-    cuequivariance_peer.check_method(made.f, method, caught)
-    return made
+    options = {"normalize": problem.normalize, "math_dtype": like.dtype, "device": like.device}
+    return cuequivariance_peer.by_method(
+        method, lambda: cuet.SphericalHarmonics(degrees, method=method, **options), lambda made: made.f
+    )
 
 
 def _sphericart(task: Task) -> Product:
@@ -106,23 +93,15 @@ def _sphericart(task: Task) -> Product:
     return Product(kind(most), into=into, back=back)
 
 
-def _adapter(
-    name: str,
-    backends: tuple[str, ...],
-    unusable: Callable[[torch.device], str | None],
-    build: Callable[[Task], Product],
-    warm_up_calls: int = 10,
-) -> Adapter:
-    module = "e3nn" if name.startswith("e3nn") else "cuequivariance_torch"
-    return Adapter(name, backends, unusable, build, warm_up_calls, module=module, operations=("harmonics",))
-
-
-_FAST, _NAIVE = (functools.partial(_cuequivariance, method) for method in ("uniform_1d", "naive"))
 HARMONICS_ADAPTERS = (
-    _adapter("e3nn", ("cpu", "cuda"), lambda device: None, eager, e3nn_peer.WARM_UP_CALLS),
-    _adapter("e3nn-compiled", ("cpu", "cuda"), e3nn_peer.no_compiler, compiled, e3nn_peer.WARM_UP_CALLS),
-    _adapter("cuequivariance", ("cuda",), cuequivariance_peer.no_kernels, _FAST, cuequivariance_peer.WARM_UP_CALLS),
-    _adapter("cuequivariance-naive", ("cpu",), cuequivariance_peer.no_module, _NAIVE),
+    *(
+        dataclasses.replace(adapter, build=build, operations=("harmonics",), build_s=0.0)
+        for adapter, build in zip(e3nn_peer.ADAPTERS, (eager, compiled), strict=True)
+    ),
+    *cuequivariance_peer.adapters_of(
+        "harmonics",
+        lambda method, task: Product(cuequivariance_call(task.workload.harmonics, method, task.tensors.x)),
+    ),
     Adapter(
         *("sphericart", ("cpu", "cuda"), needs("sphericart.torch", "pip install sphericart-torch"), _sphericart),
         listed_if_absent=False, module="sphericart", operations=("harmonics",),
@@ -135,8 +114,6 @@ HARMONICS_ADAPTERS = (
 # OpenEquivariance has no harmonics, and e3nn's are already compiled by TorchScript: both use e3nn's module.
 
 OPERATIONS = ("vectors",)
-Harmonics = Callable[[Task], Call]
-_METHODS = {"cuequivariance": "uniform_1d", "cuequivariance-naive": "naive"}
 
 
 def _parts(task: Task) -> VectorProblem:
@@ -144,19 +121,13 @@ def _parts(task: Task) -> VectorProblem:
     return task.workload.problem
 
 
-def _eager(task: Task) -> Call:
-    return e3nn_harmonics(_parts(task).harmonics)
-
-
-def _cuequivariance_harmonics(method: str) -> Harmonics:
-    return lambda task: cuequivariance_call(_parts(task).harmonics, method, task.tensors.y)
-
-
-def _both(product: Adapter, harmonics: Harmonics) -> Adapter:
-    """The adapter of a convolution preceded by harmonics."""
+def _both(product: Adapter) -> Adapter:
+    """The adapter of a convolution preceded by harmonics, its own library's if that has some."""
+    method = cuequivariance_peer.METHODS.get(product.name)
 
     def build(task: Task) -> Product:
-        to_y, tensors = harmonics(task), task.tensors
+        harmonics, tensors = _parts(task).harmonics, task.tensors
+        to_y = cuequivariance_call(harmonics, method, tensors.y) if method else e3nn_harmonics(harmonics)
         workload = dataclasses.replace(task.workload, problem=_parts(task).product, operation="conv")
         with torch.no_grad():
             inner = Task(workload, task.device, dataclasses.replace(tensors, y=to_y(tensors.y), ty=to_y(tensors.ty)))
@@ -166,9 +137,8 @@ def _both(product: Adapter, harmonics: Harmonics) -> Adapter:
     return dataclasses.replace(product, build=build, operations=OPERATIONS)
 
 
-VECTORS_ADAPTERS = (
-    *(_both(a, _eager) for a in (*e3nn_peer.ADAPTERS, *openequivariance_peer.ADAPTERS)),
-    *(_both(a, _cuequivariance_harmonics(_METHODS[a.name])) for a in cuequivariance_peer.ADAPTERS),
+VECTORS_ADAPTERS = tuple(
+    _both(adapter) for adapter in (*e3nn_peer.ADAPTERS, *openequivariance_peer.ADAPTERS, *cuequivariance_peer.ADAPTERS)
 )
 
 
@@ -316,12 +286,8 @@ def mace_module(problem: ContractionProblem, elements: int) -> torch.nn.Module:
 
     irreps = ("+".join(f"{problem.channels}x{irrep}" for irrep in text.split("+"))
               for text in (problem.irreps_in, problem.irreps_out))  # fmt: skip
-    before = torch.get_default_dtype()
-    torch.set_default_dtype(torch.float64)
-    try:
+    with default_dtype(torch.float64):
         return SymmetricContraction(*irreps, problem.correlation, num_elements=elements)
-    finally:
-        torch.set_default_dtype(before)
 
 
 def _mace_call(module: torch.nn.Module, problem: ContractionProblem, attributes: torch.Tensor) -> Call:
@@ -394,11 +360,10 @@ def cuequivariance_module(problem: ContractionProblem, method: str, dtype: str, 
     import cuequivariance_torch as cuet
 
     cuequivariance_peer.keep_compiled()
-    with warnings.catch_warnings(record=True) as caught:
-        warnings.simplefilter("always")
-        made = cuet.SegmentedPolynomial(polynomial(problem), method=method, math_dtype=getattr(torch, dtype)).to(device)
-    cuequivariance_peer.check_method(made, method, caught)
-    return made
+    how = {"method": method, "math_dtype": getattr(torch, dtype)}
+    return cuequivariance_peer.by_method(
+        method, lambda: cuet.SegmentedPolynomial(polynomial(problem), **how).to(device)
+    )
 
 
 @functools.lru_cache(maxsize=4)
@@ -413,20 +378,11 @@ def _segmented_meaning(problem: ContractionProblem) -> torch.Tensor:
     return fitted(problem, terms.inputs[0].size // problem.channels, evaluate)
 
 
-_SEGMENTED, _SEGMENTED_NAIVE = (functools.partial(_segmented, method) for method in ("uniform_1d", "naive"))
-_OF_CONTRACTIONS = ("contraction",)
 _MACE_REMEDY = "install equitune[models-mace] in an environment of its own"
 CONTRACTION_ADAPTERS = (
     Adapter(
         *("mace", ("cpu", "cuda"), needs("mace.modules.symmetric_contraction", _MACE_REMEDY), _mace),
-        module="mace", operations=_OF_CONTRACTIONS,
+        module="mace", operations=("contraction",),
     ),
-    Adapter(
-        *("cuequivariance", ("cuda",), cuequivariance_peer.no_kernels, _SEGMENTED, cuequivariance_peer.WARM_UP_CALLS),
-        module="cuequivariance_torch", operations=_OF_CONTRACTIONS,
-    ),
-    Adapter(
-        *("cuequivariance-naive", ("cpu",), cuequivariance_peer.no_module, _SEGMENTED_NAIVE),
-        module="cuequivariance_torch", operations=_OF_CONTRACTIONS,
-    ),
+    *cuequivariance_peer.adapters_of("contraction", _segmented),
 )  # fmt: skip

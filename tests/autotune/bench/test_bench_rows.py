@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import io
 import json
+import math
 from pathlib import Path
 from typing import Any
 
@@ -16,19 +17,15 @@ from rich.console import Console
 from autotune.bench import kernels as bench
 from autotune.bench import rows as bench_rows
 from autotune.bench.rows import (
-    fastest_peer,
-    geometric_mean,
+    SuiteRow,
     identity_of,
-    less_accurate,
     markdown_text,
-    ratio,
     seconds_text,
     store_rows,
     stored_rows,
     summary_lines,
     table_lines,
 )
-from autotune.report.rows import SuiteRow
 from autotune.workload.config import load_problems
 from kernelgen.problem.product import RadialProblem
 
@@ -87,14 +84,14 @@ def test_a_peer_of_less_accuracy_is_timed_but_not_compared() -> None:
         )
         for accuracy in ("ieee", "tf32")
     }
-    assert (fastest_peer(asked["ieee"]), fastest_peer(asked["tf32"])) == ("slow", "fast")
+    assert (SuiteRow(asked["ieee"]).peer, SuiteRow(asked["tf32"]).peer) == ("slow", "fast")
     assert (SuiteRow(asked["ieee"]).ratio, SuiteRow(asked["tf32"]).ratio) == (9.0, 2.0)
     told = "less accurate than the row asks, so not compared: fast in 1 row"
     assert told in "\n".join(summary_lines([*asked.values()]))
     assert told not in "\n".join(summary_lines([asked["tf32"]]))
-    assert less_accurate(asked["ieee"] | {"problem": "unknown|key"}) == frozenset()
+    assert SuiteRow(asked["ieee"] | {"problem": "unknown|key"}).less_accurate == set()
     entry = {"operation": "radial", "dtype": "float32", "peers": {"product-ieee": {}, "product-tf32": {}}}
-    judged = {kind: less_accurate(entry | {"problem": asked[kind]["problem"]}) for kind in ("ieee", "tf32")}
+    judged = {kind: SuiteRow(entry | {"problem": asked[kind]["problem"]}).less_accurate for kind in ("ieee", "tf32")}
     assert judged == {"ieee": {"product-tf32"}, "tf32": set()}, "an entry has no errors of peers"
 
 
@@ -173,10 +170,9 @@ def test_summary_says_each_reason_once_and_what_equitune_is() -> None:
 def test_summary_of_rows_without_numbers() -> None:
     broken = row(peer=None)
     broken["times"] = {"equitune": {"error": "x"}, "equitune-default": {"error": "x"}, "fast": {"error": "y"}}
-    assert ratio(broken) is None
+    assert math.isnan(SuiteRow(broken).ratio)
     text = "\n".join(summary_lines([broken]))
     assert "no time of equitune: tiny on carbon" in text and "no time of any peer: tiny on carbon" in text
-    assert geometric_mean([2.0, 8.0]) == pytest.approx(4.0)
 
 
 def test_rows_replace_those_of_their_identity_only(tmp_path: Path) -> None:

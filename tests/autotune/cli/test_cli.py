@@ -244,7 +244,7 @@ def test_show_without_a_problem_lists_names(command: Command) -> None:
 
 def test_doctor_names_another_projects_autotune(command: Command, monkeypatch: pytest.MonkeyPatch) -> None:
     """Of the same name as Equitune's package: whose files win depends on the order of installation."""
-    monkeypatch.setattr(doctor, "version_of", lambda name: {"autotune": "0.0.3"}.get(name))
+    monkeypatch.setattr(doctor, "installed_version", lambda name: {"autotune": "0.0.3"}.get(name))
     (row,) = (row for row in json.loads(command("doctor", "--json")[1]) if row["name"] == "autotune")
     assert row["state"] == "problem" and row["value"].startswith("0.0.3, another project")
 

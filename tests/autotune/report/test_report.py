@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import json
 import math
 import os
@@ -13,6 +12,7 @@ from typing import Any
 import pytest
 from report_samples import DEVICE, SLUG, Page, page_of, suite_row, write, write_results
 
+from autotune.bench.rows import SuiteRow
 from autotune.cli import commands
 from autotune.compare.comparison import LEFT_OUT
 from autotune.errors import ReportError
@@ -21,7 +21,7 @@ from autotune.report import page as kernels
 from autotune.report.devices import load_device
 from autotune.report.rows import knob_importances
 from autotune.report.sources import Sources
-from autotune.report.tuning import _tuned_row
+from autotune.report.tuning import TunedRow
 from autotune.text import error_text, geometric_mean, ratio_text, time_text
 from kernelgen.device import device_facts
 
@@ -92,11 +92,11 @@ def test_a_tuned_row_shows_its_certificate(page: Page) -> None:
 
 def test_a_default_that_won_is_called_confirmed_if_its_interval_says_so(results: Path) -> None:
     data = load_device(results, SLUG)
-    row = next(row for row in (_tuned_row(data, row, Sources()) for row in data.tuned) if not row.entry["gain"])
+    row = next(row for row in (TunedRow(data, row, Sources()) for row in data.tuned) if not row.entry["gain"])
     default = {"gain": {}, "default": {"schedule": row.schedule}}
     for runner_up, said in (({"low": 0.9, "high": 0.97}, "default confirmed"), ({"low": 0.9, "high": 1.2}, "no clear")):
         entry = row.entry | default | {"runner_up": runner_up}
-        assert dataclasses.replace(row, row=dataclasses.replace(row.row, record=entry)).gain.startswith(said)
+        assert TunedRow(data, SuiteRow(entry), Sources()).gain.startswith(said)
 
 
 def test_the_sentence_is_about_all_rows(results: Path, page: Page) -> None:

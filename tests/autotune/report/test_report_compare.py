@@ -13,12 +13,12 @@ import pytest
 from browser import CONTRAST, column, heads, needs_chromium, open_all, table_of
 from report_samples import Page, measured_row, write_suite
 
+from autotune.bench.rows import SuiteRow
 from autotune.cli.commands import main
 from autotune.errors import ReportError
 from autotune.measure.timing import ratio_interval
 from autotune.report import write_comparison
 from autotune.report.compare import Comparison, compare, load_record, sentence
-from autotune.report.rows import SuiteRow
 
 GRAPHS = ("molecule", "carbon", "water", "protein")
 Rows = list[dict[str, Any]]
@@ -74,13 +74,13 @@ def path(folders: tuple[Path, Path], tmp_path_factory: pytest.TempPathFactory) -
 
 
 def test_rows_pair_by_what_they_are_about_and_get_their_verdicts(data: Comparison) -> None:
-    assert [(judged.verdict, judged.reason) for _, judged in data.ours()] == list(SAID)
+    assert [(judged.verdict, judged.reason) for judged in data.ours] == list(SAID)
     assert [row.text("label") for row in data.only_before] == ["only <before>"]
     assert [row.deterministic for row in data.only_after] == [True]
-    for pair, judged in data.ours():
+    for pair, judged in zip(data.pairs, data.ours, strict=True):
         assert pair.before.kernel == pair.after.kernel
         assert judged.ratio == pytest.approx(pair.before.time_us / pair.after.time_us, nan_ok=True)
-    first, judged = next(iter(data.ours()))
+    first, judged = data.pairs[0], data.ours[0]
     assert judged.interval == ratio_interval(first.after.samples("equitune"), first.before.samples("equitune"))
     assert judged.interval[0] <= 1.2 <= judged.interval[1]
     assert "8 rows in both records, after against before: 1 faster, 1 slower, 2 level, 4 unclear" in sentence(data)
@@ -91,12 +91,12 @@ def test_the_order_of_rows_in_a_file_does_not_matter(tmp_path: Path, data: Compa
     before, after = sides()
     shuffled = compare(*(load_record(write_suite(tmp_path / name, rows))
                          for name, rows in (("a", before), ("b", after[::-1]))))  # fmt: skip
-    assert shuffled.judged == data.judged or str(shuffled.judged) == str(data.judged)
+    assert str([pair.judged for pair in shuffled.pairs]) == str([pair.judged for pair in data.pairs])
 
 
 def test_exchanged_records_exchange_faster_and_slower(folders: tuple[Path, Path]) -> None:
     exchanged = compare(*map(load_record, folders[::-1]))
-    assert [judged.verdict for _, judged in exchanged.ours()][:5] == ["slower", "faster", "level", "unclear", "level"]
+    assert [judged.verdict for judged in exchanged.ours][:5] == ["slower", "faster", "level", "unclear", "level"]
 
 
 def test_a_file_and_its_folders_are_the_same_record(folders: tuple[Path, Path]) -> None:

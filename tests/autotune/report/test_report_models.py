@@ -16,16 +16,17 @@ from model_samples import all_rows, figures, model_row, write_models
 from places import ROOT
 from report_samples import DEVICE, SLUG, Page, page_of, suite_row, write_results, write_suite
 
+from autotune.bench.model_rows import NOTHING_TUNED, ModelRow, model_rows
+from autotune.bench.rows import SuiteRow
 from autotune.report import models, write_reports
 from autotune.report import page as kernels
 from autotune.report.devices import DeviceRows, load_device
-from autotune.report.kernels import BenchedRow, KernelsSection
+from autotune.report.kernels import BenchedRow
 from autotune.report.kernels import kernels as kernels_section
 from autotune.report.page import config_lines, kernel_command, shipped
 from autotune.report.picker import Choice
 from autotune.report.render import Page as Rendered
 from autotune.report.render import environment, render
-from autotune.report.rows import NOTHING_TUNED, ModelRow, SuiteRow, model_rows
 from autotune.report.sources import Sources
 from autotune.text import floored_ratio
 from autotune.workload.config import load_config
@@ -58,8 +59,7 @@ def details(row: SuiteRow) -> str:
 
 
 def means(rows: Sequence[SuiteRow]) -> str:
-    section: KernelsSection = kernels_section(rows, Sources())
-    return macro("kernels_tables.html", "means", section)
+    return macro("kernels_tables.html", "means", kernels_section(rows, Sources()))
 
 
 @pytest.fixture(scope="module")
@@ -316,13 +316,13 @@ def test_devices_are_compared_where_several_have_rows(tmp_path: Path) -> None:
 def test_the_order_of_a_graph_is_told_where_it_was_measured() -> None:
     row = suite_row("a", "water", "forward")
     for given in (0.125, {"equitune": 0.125, "openequivariance": 0.25}):
-        (choice,) = kernels.kernel_choices([SuiteRow(row | {"order_ms": given})], "cuda")
+        choice = kernels.kernel_choice(SuiteRow(row | {"order_ms": given}), "cuda")
         assert "ordering a new graph takes 125\N{NO-BREAK SPACE}µs" in choice.facts
         # The first number is Equitune's alone.
         shown = plain(details(SuiteRow(row | {"order_ms": given})))
         assert "Ordering of a new graph" in shown and ("250 µs" in shown) is isinstance(given, dict)
     assert "Ordering" not in plain(details(SuiteRow(row)))
-    (choice,) = kernels.kernel_choices([SuiteRow(row)], "cuda")
+    choice = kernels.kernel_choice(SuiteRow(row), "cuda")
     assert not any("ordering" in fact for fact in choice.facts)
 
 
@@ -344,11 +344,11 @@ def test_a_column_counts_the_order_of_a_new_graph_where_it_was_measured() -> Non
 def test_the_command_of_a_stored_row_measures_that_row(path: Path, tmp_path: Path) -> None:
     record = json.loads(path.read_text())
     backend = record["device"]["backend"]
-    known, seen = shipped(), 0
+    (problems, graphs), seen = shipped(), 0
     for row in map(SuiteRow, record["rows"]):
-        command = kernel_command(row, backend, known)
+        command = kernel_command(row, backend)
         shown = f"{command.text} {command.note}"
-        if row.text("label") not in known.problems or row.graph not in known.graphs:
+        if row.text("label") not in problems or row.graph not in graphs:
             assert "run equitune bench with that file" in shown
             continue
         text = "\n".join(config_lines(row))
@@ -367,7 +367,7 @@ def test_the_command_of_a_stored_row_measures_that_row(path: Path, tmp_path: Pat
 
 def test_a_name_of_another_problem_than_the_shipped_one_gets_no_command() -> None:
     row = suite_row("mace-mp-large", "water", "forward")
-    command = kernel_command(SuiteRow(row), "cuda", shipped())
+    command = kernel_command(SuiteRow(row), "cuda")
     assert "defines 'mace-mp-large': run equitune bench with that file" in command.note and command.text == ""
 
 

@@ -22,10 +22,10 @@ from report_samples import (
     write_suite,
 )
 
+from autotune.bench.rows import SuiteRow
 from autotune.report.devices import load_device
-from autotune.report.kernels import kernels
+from autotune.report.kernels import kernels, prices
 from autotune.report.render import environment
-from autotune.report.rows import SuiteRow, prices
 from autotune.report.sources import Sources
 from autotune.report.tuning import Trials, sampler_name, trials_of
 from autotune.text import floored_ratio
@@ -170,7 +170,7 @@ def test_peers_without_a_time_are_named_with_the_reason(tmp_path: Path) -> None:
     rows = [suite_row(label, "carbon", "forward") for label in "abc"]
     del rows[0]["times"]["openequivariance"]
     rows[1]["times"]["openequivariance"] = {"error": "PeerError: openequivariance: on fire. See its log 17"}
-    absent = kernels([SuiteRow(row) for row in rows], Sources()).absent
+    absent = kernels([SuiteRow(row) for row in rows], Sources())["absent"]
     assert absent == [
         ("e3nn-compiled", "RuntimeError: <aot> & no double backward", 3),
         ("openequivariance", "not measured there", 1),

@@ -335,7 +335,8 @@ def test_an_entry_says_its_objective_with_the_figures_and_one_of_time_is_as_befo
     assert by_energy.peers["e3nn"]["joules"] > 3.0 and by_energy.memory_bytes == 0
     assert set(front.front) == {"candidate 1", "candidate 2", "candidate 3"}, "the default is beaten by the first"
     assert front.front["candidate 3"]["memory_bytes"] == 100
-    shown = "\n".join(show._figures(front, device_facts("cpu"))).replace("\N{NO-BREAK SPACE}", " ")
+    rows = show._figures(front, device_facts("cpu"))
+    shown = "\n".join(value for _, value in rows).replace("\N{NO-BREAK SPACE}", " ")
     assert "pareto:time,memory: 82.4 µs and 1.00 kB; the default 103 µs and 1.00 kB" in shown
     assert "candidate 3: 309 µs and 100 B; its knobs: path_groups=4" in shown
     for each in (by_energy, front):

@@ -20,7 +20,7 @@ from autotune.bench import session as session_module
 from autotune.bench import whole_models as run
 from autotune.bench.contenders import _require_kernels, build, chosen, contenders_of, require_usable, warm_up_calls
 from autotune.bench.model_rows import (
-    best_other,
+    ModelRow,
     row_lines,
     rows_path,
     signed,
@@ -86,7 +86,7 @@ def test_a_row_has_figures_and_reasons(measured: dict[str, dict[str, Any]]) -> N
         cells = row["contenders"]
         stock = cells["stock"]
         assert len(stock["wall_samples_ms"]) == 6  # two turns of three
-        assert {cell["host"] for cell in cells.values()} == {model_rows.host_now()} and model_rows.is_of_one_run(row)
+        assert {cell["host"] for cell in cells.values()} == {model_rows.host_now()} and ModelRow(row).of_one_run
         assert stock["us_per_atom"] == pytest.approx(stock["wall_ms"] * 1e3 / 4, rel=1e-3)  # both are rounded
         assert set(stock["errors"]) == ({"gradients"} if which == "training" else {"energy", "forces"})
         assert max(stock["errors"].values()) < 1e-5
@@ -284,7 +284,7 @@ def test_a_row_whose_cells_are_of_several_runs_is_measured_again(
 
 def test_a_cell_says_what_it_ran_on(monkeypatch: pytest.MonkeyPatch) -> None:
     facts = device_facts("cpu")
-    monkeypatch.setattr(model_rows, "_installed", {"openequivariance": "0.6.9"}.get)
+    monkeypatch.setattr(model_rows, "installed_version", {"openequivariance": "0.6.9"}.get)
     assert signed("openequivariance-captured", {}, facts)["versions"] == {"openequivariance": "0.6.9"}
     assert "versions" not in signed("stock", {}, facts) and "code" in signed("equitune-captured", {}, facts)
 
@@ -381,7 +381,7 @@ def test_the_table_names_the_fastest_other_path(measured: dict[str, dict[str, An
         "same": {"wall_ms": 4.0, "us_per_atom": 1000.0},
         "wrong": {"error": "wrong values"},
     }
-    assert best_other(row) == ("same", 4.0)
+    assert (ModelRow(row).fastest, ModelRow(row).time_us("same")) == ("same", 4000.0)
     (heads, line) = table_lines([row])
     assert "2.00x same" in line and "4.00x" in line and "0.50x" in line and "1.00 GiB" in line and "2.00 GiB" in line
     assert heads.index("fastest other") == line.index("2.00x same")
@@ -392,7 +392,7 @@ def test_the_table_names_the_fastest_other_path(measured: dict[str, dict[str, An
         row["contenders"][name]["wall_samples_ms"] = samples
     assert "2.00x (2.00 to 2.00) same" in table_lines([row])[1] and "4.00x  " in table_lines([row])[1]
     row["contenders"]["equitune+cuequivariance"] = {"wall_ms": 0.5, "us_per_atom": 125.0}
-    assert best_other(row) == ("same", 4.0), "Equitune takes part in it"
+    assert ModelRow(row).fastest == "same", "Equitune takes part in it"
     (heads, line, without) = table_lines([row, measured["training"]])
     place = heads.index("with cuEquivariance")
     assert line[place:].startswith("0.25x") and without[place:].startswith("-")
