@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import difflib
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
+from typing import Any
 
 from kernelgen.errors import EquituneError, TuningMissError
 
@@ -15,6 +16,7 @@ __all__ = [
     "StudyError",
     "TuningMissError",
     "WorkerError",
+    "check_known",
     "unknown_name",
 ]
 
@@ -47,6 +49,12 @@ def unknown_name(what: str, given: str, known: Iterable[str]) -> str:
         f"did you mean {near[0]!r}?" if near else f"expected one of {', '.join(names) or 'nothing: there is none here'}"
     )
     return f"unknown {what} {given!r}; {hint}"
+
+
+def check_known(what: str, given: Any, known: Collection[str], where: str = "") -> None:
+    """ConfigError for a name that is none of the known ones, as :func:`unknown_name` says it, behind ``where``."""
+    if given not in known:
+        raise ConfigError(where + unknown_name(what, str(given), known))
 
 
 class ReportError(EquituneError, ValueError):

@@ -19,7 +19,7 @@ import numpy as np
 from autotune import paths
 from autotune.database.nearest import device_distance
 from autotune.database.store import DatabaseWarning
-from autotune.workload.known_kinds import bytes_of_product
+from autotune.workload.known_kinds import kernel_kind
 from autotune.workload.workload import GraphClass
 from kernelgen.arithmetic.couplings import path_terms
 from kernelgen.device import DeviceFacts
@@ -423,7 +423,7 @@ class Features:
         self._nodes = max(1.0, self._edges / degree)
         self._slots = spec.facts.units * WARP_SLOTS
         size = (int(self._edges), int(self._nodes))
-        moved = bytes_of_product(spec, problem, direction.name, *size, problem.dim_in2)
+        moved = kernel_kind(spec.operation).compulsory_bytes(spec, direction.name, *size)
         flags = (conv, spec.dtype == "float64", spec.layout == "mul_ir", spec.deterministic)
         self._shared = (
             *(log2(self._edges), log2(degree)),
