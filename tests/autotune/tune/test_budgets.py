@@ -114,8 +114,8 @@ def searched(
     found: list[tuple[str, float | None, float | None]] = []
     now = time.monotonic()
 
-    def search(study: Any, worker: Any, work: Any, direction: str, settings: Any, end: Any, _: Any, *rest: Any) -> str:
-        found.append((direction, *(each and each - now for each in (end, rest[1]))))
+    def search(job: Any, study: Any, worker: Any, direction: str, *ends: float | None) -> str:
+        found.append((direction, *(each and each - now for each in ends)))
         study.finished["trial"] = {"measure_s": measure_s}
         return "time"
 
@@ -123,7 +123,7 @@ def searched(
         return nullcontext(SimpleNamespace(finished={}, ended="", stale=0))
 
     monkeypatch.setattr(tuner, "open_study", study)
-    monkeypatch.setattr(tuner, "search_direction", search)
+    monkeypatch.setattr(tuner._Job, "_search_direction", search)
     settings: Any = SimpleNamespace(
         workload_trials={}, trials=None, patience=None, facts=SimpleNamespace(backend="cpu"), compilers=1
     )
