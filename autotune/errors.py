@@ -6,19 +6,8 @@ import difflib
 from collections.abc import Collection, Iterable
 from typing import Any
 
-from kernelgen.errors import EquituneError, TuningMissError
-
-__all__ = [
-    "ConfigError",
-    "DatabaseError",
-    "PeerError",
-    "ReportError",
-    "StudyError",
-    "TuningMissError",
-    "WorkerError",
-    "check_known",
-    "unknown_name",
-]
+from kernelgen.errors import EquituneError
+from kernelgen.errors import TuningMissError as TuningMissError
 
 
 class ConfigError(EquituneError, ValueError):

@@ -202,16 +202,8 @@ def _read(path: Path) -> PredictionTable | None:
 
 WORK_NAMES = (
     *("registers", "pressure", "spilled", "blocks_held", "warps_held", "warps_busy", "waves", "tail"),
-    *(
-        "traffic",
-        "edge_bytes",
-        "added",
-        "added_bytes",
-        "near_rows",
-        "values_per_path",
-        "values_per_product",
-        "in_flight",
-    ),
+    *("traffic", "edge_bytes", "added", "added_bytes", "near_rows"),
+    *("values_per_path", "values_per_product", "in_flight"),
     *("sums", "weights_held", "useful_lanes", "products", "largest_share", "largest_group", "largest_paths"),
     *("intensity", "code_held", "code_of_group", "groups_held"),
 )

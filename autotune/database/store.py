@@ -162,7 +162,7 @@ class FileCache(Generic[T]):
 
     def __init__(self, read: Callable[[Path], T], missing: T, unreadable: Callable[[Path, OSError], T]) -> None:
         self._read, self._missing, self._unreadable = read, missing, unreadable
-        self._known: dict[Path, tuple[tuple[int, ...], T]] = {}
+        self.known: dict[Path, tuple[tuple[int, ...], T]] = {}
 
     def __call__(self, path: Path) -> T:
         stamp: tuple[int, ...] = ()
@@ -170,15 +170,15 @@ class FileCache(Generic[T]):
             status = path.stat()
             # The inode too: a save replaces the file, and two saves may get the same time stamp.
             stamp = (status.st_mtime_ns, status.st_size, status.st_ino)
-            if path not in self._known or self._known[path][0] != stamp:
-                self._known[path] = stamp, self._read(path)
+            if path not in self.known or self.known[path][0] != stamp:
+                self.known[path] = stamp, self._read(path)
         except (FileNotFoundError, NotADirectoryError):
-            self._known.pop(path, None)
+            self.known.pop(path, None)
             return self._missing
         except OSError as error:
-            if path not in self._known or self._known[path][0] != stamp:
-                self._known[path] = stamp, self._unreadable(path, error)
-        return self._known[path][1]
+            if path not in self.known or self.known[path][0] != stamp:
+                self.known[path] = stamp, self._unreadable(path, error)
+        return self.known[path][1]
 
 
 _overlays: dict[tuple[Path, ...], tuple[tuple[Table, ...], Table]] = {}
