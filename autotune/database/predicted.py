@@ -366,6 +366,6 @@ def _read_choices(path: Path) -> dict[str, Any]:
         return {}
 
 
-_choices_in = FileCache(_read_choices, {}, lambda path, error: {})
+_choices_in: FileCache[dict[str, Any]] = FileCache(_read_choices, {}, lambda path, error: {})
 
 LISTENERS.append(keep_choice)

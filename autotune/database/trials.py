@@ -323,4 +323,4 @@ def _no_faults(path: Path, error: OSError) -> dict[Kernel, dict[str, str]]:
     return {}
 
 
-_faults_in = FileCache(_read_faults, {}, _no_faults)
+_faults_in: FileCache[dict[Kernel, dict[str, str]]] = FileCache(_read_faults, {}, _no_faults)

@@ -93,8 +93,8 @@ def read_choices(archive: Path, results: Path) -> list[Choice]:
         choices = []
         for row in record["rows"]:
             entry, schedule = entries[tuple(row[:6])], schedule_of(row[9])
-            known = compared.get(fit.key_of(entry, schedule))
-            choices.append(Choice(entry, schedule, Cost(known.ratio, True, True) if known else Cost(row[7], row[8])))
+            found = compared.get(fit.key_of(entry, schedule))
+            choices.append(Choice(entry, schedule, Cost(found.ratio, True, True) if found else Cost(row[7], row[8])))
         return choices
     except (KeyError, IndexError, ValueError, TypeError, EquituneError) as error:
         text = f"{path} has no choices for {archive} and {database} ({cause_of(error)}); {again}"

@@ -361,9 +361,9 @@ def load_record(path: Path) -> Record:
         by_key = {schedule_from_dict(line["schedule"]).key: line for line in lines}
         default = schedule_from_dict(header["default"])
         facts = DeviceFacts(**{key: value for key, value in header["device"].items() if key != "slug"})
-        operation, *kernel = (header[key] for key in ("operation", "direction", "dtype", "layout"))
-        problem = problem_from_key(header["problem"])
-        blank = kernel_kind(operation).spec(problem, operation, *kernel, facts, header["deterministic"])
+        operation, direction, dtype, layout = (header[key] for key in ("operation", "direction", "dtype", "layout"))
+        kernel = (problem_from_key(header["problem"]), operation, direction, dtype, layout)
+        blank = kernel_kind(operation).spec(*kernel, facts, header["deterministic"])
         spec = dataclasses.replace(blank, schedule=default)
         knobs = MappingProxyType({knob: tuple(choices) for knob, choices in header["knobs"].items()})
         probes = tuple(schedule_from_dict(schedule) for schedule in header["probes"])

@@ -313,6 +313,7 @@ def rows_of(held: Sequence[fit.Held], costs: Sequence[Mapping[str, Cost]]) -> li
 
 def starts_of(held: Sequence[fit.Held], entries: Sequence[Entry], estimator: Estimator) -> dict[str, dict[str, float]]:
     """Of orders in which a search could try the pool: mean cost of the best of the first 1, 2, 4 and 8 schedules."""
+    orders: dict[str, list[Sequence[CudaSchedule]]]
     orders = {"by kinship": [_by_kinship(one, entries) for one in held], "by the model": [one.order for one in held]}
     found: dict[str, dict[str, float]] = {}
     for name, lists in orders.items():

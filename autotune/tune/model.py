@@ -135,8 +135,8 @@ def tune_model(
     if not isinstance(model, torch.nn.Module):
         raise InputError(f"model is of type {type(model).__name__}; expected a torch.nn.Module, accelerated")
     passes = passes_of(model, batch, training)
-    search = {"trials": trials, "sampler": sampler, "patience": patience, "seed": seed, "with_peers": with_peers}
-    search |= {"objective": str(Objective.parse(objective)), "console": console}
+    search: dict[str, Any] = {"trials": trials, "sampler": sampler, "patience": patience, "seed": seed}
+    search |= {"with_peers": with_peers, "objective": str(Objective.parse(objective)), "console": console}
     seconds = DEFAULT_BUDGET_S if budget is None else parse_duration(budget)
     return tune_passes(model, passes, seconds, search, results, name=name, graph=graph)
 
