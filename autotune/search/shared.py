@@ -88,7 +88,7 @@ class FolderClaims(Claims):
         self._locks = Locks(path.parents[2] / "studies" / f"{path.parent.name}-{path.stem}.lock")
         self._offset, self._unread, self._known = 0, list[dict[str, Any]](), set[tuple[str, str]]()
         self._begun = False
-        if not (self._locks.take(PART) if alone else self._locks.share(PART)):
+        if not self._locks.take(PART, shared=not alone):
             self._locks.close()
             what = "another process is tuning" if alone else "a tuner without --shared is tuning"
             raise StudyError(
@@ -178,13 +178,13 @@ class Locks:
     def close(self) -> None:
         self._file.close()
 
-    def take(self, number: int) -> bool:
-        """Take an exclusive lock; False if another user has it."""
-        return self._try(fcntl.F_WRLCK, number)
-
-    def share(self, number: int) -> bool:
-        """Take a shared lock; False if another user holds it exclusively."""
-        return self._try(fcntl.F_RDLCK, number)
+    def take(self, number: int, shared: bool = False) -> bool:
+        """Take a lock, which excludes all others or those that are not shared; False if another user's excludes it."""
+        try:
+            self._call(fcntl.F_OFD_SETLK, fcntl.F_RDLCK if shared else fcntl.F_WRLCK, number, 1)
+        except BlockingIOError:
+            return False
+        return True
 
     def let_go(self, number: int) -> None:
         self._call(fcntl.F_OFD_SETLK, fcntl.F_UNLCK, number, 1)
@@ -202,13 +202,6 @@ class Locks:
         """Whether another user has any lock from this number on."""
         answer = self._call(fcntl.F_OFD_GETLK, fcntl.F_WRLCK, first, 0)
         return struct.unpack(FLOCK, answer)[0] != fcntl.F_UNLCK
-
-    def _try(self, kind: int, number: int) -> bool:
-        try:
-            self._call(fcntl.F_OFD_SETLK, kind, number, 1)
-        except BlockingIOError:
-            return False
-        return True
 
     def _call(self, command: int, kind: int, start: int, length: int) -> bytes:
         return fcntl.fcntl(self._file, command, struct.pack(FLOCK, kind, 0, start, length, 0))

@@ -41,8 +41,6 @@ if TYPE_CHECKING:
 
 # A trial is a gain if it is better than all before by this fraction, which exceeds the noise of two measurements.
 GAIN = 0.01
-
-
 # Illegal or known answers of a sampler, in a row, before a random untried schedule is taken instead. A Gaussian process
 # is slow, and then repeats its answer.
 MISSES = {"tpe": 8, "climb": 8, "random": 8, "gp": 2, "brute": 0}
@@ -229,7 +227,10 @@ class Study:
             schedule = self.space.suggest(trial)
             if self._is_candidate(schedule) and self._claim(schedule):
                 return self._proposed(trial, schedule)
-            self._tell_refused(trial, schedule)
+            if schedule.key in self._tried or schedule in self._first:
+                self._forget(trial)
+            else:
+                self._tell(trial, None, runs=False)
         for schedule in self._untried:
             if proposal := self._propose_fixed(schedule):
                 return proposal
@@ -263,7 +264,9 @@ class Study:
         self.finished[proposal.schedule.key] = line
         if self._quarantine and line["state"] in FAULTS:
             note_fault(self._quarantine, self.space.spec, proposal.schedule, line)
-        self._tell(proposal.trial, line)
+        if proposal.trial is not None:
+            runs = line["state"] == "ok"
+            self._tell(proposal.trial, self.objective.values(line) if runs else None, runs)
         self.refresh()
         return line
 
@@ -281,12 +284,10 @@ class Study:
 
     def drop(self, proposal: Proposal) -> None:
         """Discard a proposal that was not measured; it may be proposed again later."""
-        from optuna.trial import TrialState
-
         self._tried.discard(proposal.schedule.key)
         self._claims.let_go(proposal.schedule.key)
         if proposal.trial is not None:
-            self._study.tell(proposal.trial, state=TrialState.FAIL)
+            self._forget(proposal.trial)
 
     def _learn(self, lines: list[dict[str, Any]]) -> None:
         """Add finished trials of this generator, from earlier runs and other tuners."""
@@ -348,28 +349,18 @@ class Study:
         trial.set_user_attr(KEY, schedule.key)
         return Proposal(schedule, trial)
 
-    def _tell_refused(self, trial: optuna.Trial, schedule: Knobs) -> None:
+    def _forget(self, trial: optuna.Trial) -> None:
         from optuna.trial import TrialState
 
-        if schedule.key in self._tried or schedule in self._first:
-            self._study.tell(trial, state=TrialState.FAIL)
-            return
-        trial.set_constraint(RUNS, 1.0)
-        self._study.tell(trial, state=TrialState.PRUNED)
+        self._study.tell(trial, state=TrialState.FAIL)
 
-    def _tell(self, trial: optuna.Trial | None, line: dict[str, Any]) -> None:
-        """Tell the sampler an outcome. A pruned schedule counts as failed: similar ones are unwanted."""
+    def _tell(self, trial: optuna.Trial, values: list[float] | None, runs: bool) -> None:
+        """Tell the sampler figures, or that there are none: if it did not run, similar ones are unwanted."""
         from optuna.trial import TrialState
 
-        if trial is None:
-            return
-        values = self.objective.values(line) if line["state"] == "ok" else None
-        if values:
-            self._study.tell(trial, values)
-            return
-        if line["state"] != "ok":
+        if not runs:
             trial.set_constraint(RUNS, 1.0)
-        self._study.tell(trial, state=TrialState.PRUNED)
+        self._study.tell(trial, values, TrialState.COMPLETE if values else TrialState.PRUNED)
 
     def _optuna_name(self) -> str:
         return optuna_name(self.space, self.name, self.generator)

@@ -456,21 +456,12 @@ def _verdict(entry: Entry, worker: Worker, device: str, environment: str, times:
         return Verdict(entry, "skipped", str(error))
     if not outcome.ok:
         return Verdict(entry, outcome.state, outcome.reason)
-    if not is_certified(entry):
-        certificate = {**outcome.certificate, "environment": environment}
-        verdict = _timed(dataclasses.replace(entry, certificate=certificate), outcome)
-        return dataclasses.replace(verdict, entry=entry, certificate=certificate)
-    return _timed(entry, outcome)
-
-
-def _timed(entry: Entry, outcome: Outcome) -> Verdict:
-    """The verdict on an entry whose values are right."""
-    if entry.wrong_record:
-        return Verdict(entry, "wrong", f"recorded: {entry.wrong_record}", outcome.time_us)
-    if outcome.time_us is None:
-        return Verdict(entry, "ok")
-    ratio = outcome.time_us / entry.time_us
-    if not 1 / DRIFT <= ratio <= DRIFT:
+    new = None if is_certified(entry) else {**outcome.certificate, "environment": environment}
+    wrong = (entry if new is None else dataclasses.replace(entry, certificate=new)).wrong_record
+    if wrong:
+        return Verdict(entry, "wrong", f"recorded: {wrong}", outcome.time_us, None, new)
+    ratio = None if outcome.time_us is None else outcome.time_us / entry.time_us
+    if ratio is not None and not 1 / DRIFT <= ratio <= DRIFT:
         reason = f"takes {ratio:.2f} times as long as recorded"
-        return Verdict(entry, "drifted", reason, outcome.time_us, ratio)
-    return Verdict(entry, "ok", "", outcome.time_us, ratio)
+        return Verdict(entry, "drifted", reason, outcome.time_us, ratio, new)
+    return Verdict(entry, "ok", "", outcome.time_us, ratio, new)
