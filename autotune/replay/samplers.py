@@ -258,7 +258,7 @@ def _record(workload: Workload, direction: str, space: Space, path: Path, worker
     measurer = Measurer(worker, direction, SAMPLING_S[facts.backend])
     _write_header(path, header(workload, direction, space, workers))
     with Study(space, name, path, sampler="brute") as study:
-        progress.start(f"record {workload.label} {direction}", study, space.count_legal(space.size + 1), None)
+        progress.start(f"record {workload.label} {direction}", study, space.count_legal(space.size + 1))
         end = search(
             study,
             lambda schedule: compile_ahead(space, schedule),

@@ -193,7 +193,7 @@ class _Job:
                 progress.note(f"{workload.label}: comparison interrupted, nothing published")
                 return [], True
             if self.profiler is not None and entries:
-                progress.step(f"{workload.label}: counting with ncu")
+                progress.start(f"{workload.label}: counting with ncu")
                 try:
                     entries = self._with_counters(self.profiler, database, ready, entries)
                 except KeyboardInterrupt:
@@ -236,7 +236,7 @@ class _Job:
             database,
             deadline=None if self.end is None else self.end - kept_s,
             worker=pair.comparing,
-            on_step=lambda text: self.progress.step(f"{self.workload.label}: {text}"),
+            on_step=lambda text: self.progress.start(f"{self.workload.label}: {text}"),
             on_failure=self.progress.note,
         )
         pair.rest()
@@ -284,7 +284,7 @@ class _Job:
                     continue
                 if worker is None:
                     # Its imports and references take about ten seconds. Meanwhile the first kernels compile here.
-                    self.progress.step(f"{workload.label}: starting a process")
+                    self.progress.start(f"{workload.label}: starting a process")
                     begin, worker = time.monotonic(), pair.search(workload)
                     self.pairs.launch(*self.problems)
                     if cuda:

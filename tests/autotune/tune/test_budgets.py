@@ -129,7 +129,7 @@ def searched(
     )
     monkeypatch.setattr(tuner, "replace", lambda given, **_: given)
     pairs: Any = SimpleNamespace(of=lambda _: SimpleNamespace(search=lambda _: None), launch=lambda *problems: None)
-    progress: Any = SimpleNamespace(step=lambda text: None, end=now + left_s)
+    progress: Any = SimpleNamespace(start=lambda text: None, end=now + left_s)
     job = tuner._Job(WORK, settings, pairs, (WORK.problem,), progress, None)
     job.comes_first, job.end = first, now + left_s
     with ExitStack() as stack:
