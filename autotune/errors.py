@@ -3,20 +3,11 @@
 from __future__ import annotations
 
 import difflib
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
+from typing import Any
 
-from kernelgen.errors import EquituneError, TuningMissError
-
-__all__ = [
-    "ConfigError",
-    "DatabaseError",
-    "PeerError",
-    "ReportError",
-    "StudyError",
-    "TuningMissError",
-    "WorkerError",
-    "unknown_name",
-]
+from kernelgen.errors import EquituneError
+from kernelgen.errors import TuningMissError as TuningMissError
 
 
 class ConfigError(EquituneError, ValueError):
@@ -47,6 +38,12 @@ def unknown_name(what: str, given: str, known: Iterable[str]) -> str:
         f"did you mean {near[0]!r}?" if near else f"expected one of {', '.join(names) or 'nothing: there is none here'}"
     )
     return f"unknown {what} {given!r}; {hint}"
+
+
+def check_known(what: str, given: Any, known: Collection[str], where: str = "") -> None:
+    """ConfigError for a name that is none of the known ones, as :func:`unknown_name` says it, behind ``where``."""
+    if given not in known:
+        raise ConfigError(where + unknown_name(what, str(given), known))
 
 
 class ReportError(EquituneError, ValueError):

@@ -5,12 +5,6 @@ Only of those whose classes pickles and checkpoints of models name, and whose co
 
 from __future__ import annotations
 
-import sys
-from collections.abc import Sequence
-from importlib.machinery import ModuleSpec
-from pathlib import Path
-from typing import Any
-
 # By module, the names that it had, without the package.
 MOVED: dict[str, str] = {
     "models.accelerate": "integrations.accelerate",
@@ -95,24 +89,3 @@ RENAMED: dict[str, dict[str, str]] = {
     "workload.kinds.radial_convolution": {"OPERATION": "RADIAL"},
     "workload.kinds.symmetric_contraction": {"OPERATION": "CONTRACTION"},
 }
-_HERE = Path(__file__).parent
-_OLD = {old for names in MOVED.values() for old in names.split()}
-_OLD |= {old.rpartition(".")[0] for old in _OLD}
-_OLD |= {old.rpartition(".")[0] for old in _OLD}
-
-
-class _OldNames:
-    """Knows old names only, so that ``import autotune`` does not load kernelgen."""
-
-    def find_spec(self, name: str, path: Sequence[str] | None = None, target: Any = None) -> ModuleSpec | None:
-        package, _, rest = name.partition(".")
-        if package != "autotune" or rest not in _OLD or (_HERE / rest.replace(".", "/") / "__init__.py").exists():
-            return None
-        from kernelgen.old_paths import OldPaths
-
-        return OldPaths("autotune", MOVED, RENAMED).find_spec(name)
-
-
-def install() -> None:
-    """Let the old modules be imported."""
-    sys.meta_path.insert(0, _OldNames())

@@ -6,7 +6,7 @@ Progress lines in the terminal use it too, so it imports nothing slow.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -114,14 +114,17 @@ def significant(value: float, digits: int = 3) -> str:
     return f"{value:,.{min(decimals, 6)}f}"
 
 
-def time_text(time_us: float, digits: int = 3) -> str:
-    """9.12 ms: in the unit with the fewest digits."""
-    if math.isnan(time_us):
+def _in_unit(value: float, scales: Mapping[str, float], space: str = "\N{NO-BREAK SPACE}") -> str:
+    """In the unit with the fewest digits, of ``scales`` from the largest to the smallest; whole numbers of bytes."""
+    if math.isnan(value):
         return MISSING
-    for unit, scale in (("s", 1e6), ("ms", 1e3)):
-        if time_us >= scale:
-            return f"{significant(time_us / scale, digits)}\N{NO-BREAK SPACE}{unit}"
-    return f"{significant(time_us, digits)}\N{NO-BREAK SPACE}µs"
+    unit = next((name for name, scale in scales.items() if value >= scale), list(scales)[-1])
+    return f"{f'{value:.0f}' if unit == 'B' else significant(value / scales[unit])}{space}{unit}"
+
+
+def time_text(time_us: float) -> str:
+    """9.12 ms"""
+    return _in_unit(time_us, {"s": 1e6, "ms": 1e3, "µs": 1.0})
 
 
 def ratio_text(value: float) -> str:
@@ -143,10 +146,7 @@ def floored_ratio(value: float) -> str:
 
 def binary_text(value: float) -> str:
     """9.54 GiB: bytes in binary units, as devices' memory is given."""
-    for unit, scale in (("GiB", 2.0**30), ("MiB", 2.0**20), ("KiB", 2.0**10)):
-        if value >= scale:
-            return f"{significant(value / scale)}\N{NO-BREAK SPACE}{unit}"
-    return MISSING if math.isnan(value) else f"{value:.0f}\N{NO-BREAK SPACE}B"
+    return _in_unit(value, {"GiB": 2.0**30, "MiB": 2.0**20, "KiB": 2.0**10, "B": 1.0})
 
 
 def error_text(value: float) -> str:
@@ -161,23 +161,16 @@ def error_text(value: float) -> str:
 
 def bytes_text(value: float) -> str:
     """Bytes in decimal units, as for bandwidths."""
-    for unit, scale in (("TB", 1e12), ("GB", 1e9), ("MB", 1e6), ("kB", 1e3)):
-        if value >= scale:
-            return f"{significant(value / scale)} {unit}"
-    return MISSING if math.isnan(value) else f"{value:.0f} B"
+    return _in_unit(value, {"TB": 1e12, "GB": 1e9, "MB": 1e6, "kB": 1e3, "B": 1.0}, " ")
 
 
 def joules_text(value: float) -> str:
     """1.23 mJ: energy of a call."""
-    if not value > 0:
-        return MISSING
-    unit, scale = next((found for found in (("J", 1.0), ("mJ", 1e-3)) if value >= found[1]), ("µJ", 1e-6))
-    return f"{significant(value / scale)}\N{NO-BREAK SPACE}{unit}"
+    return _in_unit(value, {"J": 1.0, "mJ": 1e-3, "µJ": 1e-6}) if value > 0 else MISSING
 
 
 def figures_text(record: Mapping[str, Any]) -> str:
     """12.3 µs and 1.23 mJ: what a trial or an entry has of a call."""
-    texts: dict[str, Callable[[float], str]]
     texts = {"time_us": time_text, "joules": joules_text, "memory_bytes": bytes_text}
     return " and ".join(text(record[key]) for key, text in texts.items() if record.get(key))
 

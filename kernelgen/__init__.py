@@ -54,7 +54,7 @@ def register_operators() -> None:
 
 
 def _is_loading(name: str) -> bool:
-    if name.split(".")[0] not in ("torch", "kernelgen", "autotune") or name == "kernelgen":
+    if name.split(".")[0] not in ("torch", "kernelgen", "autotune") or name in ("kernelgen", "autotune"):
         return False
     return getattr(getattr(sys.modules.get(name), "__spec__", None), "_initializing", False)
 

@@ -115,15 +115,17 @@ def tune_config(
         loaded = dataclasses.replace(loaded, budget_s=options.what_is_left(loaded.budget_s, begin))
     seconds = None if seconds is None else options.what_is_left(seconds, begin)
     with_peers = options.peers_asked(peers, no_peers, None)
-    arguments = (seconds, trials, sampler, storage, seed, folder, with_peers, patience, objective, counters)
+    search: dict[str, Any] = {"budget": seconds, "trials": trials, "sampler": sampler, "storage": storage, "seed": seed}
+    search |= {"results_dir": folder, "with_peers": with_peers, "patience": patience, "objective": objective}
+    search["counters"] = counters
     with ExitStack() as stack, options.Interrupts() as interrupts:
         if shared or devices is not None:
-            tune_together(loaded, chosen, *arguments)
+            tune_together(loaded, chosen, **search)
         elif watch:
             live = stack.enter_context(options.watched(folder, reports, facts.slug))
-            tune(loaded, chosen[0], *arguments, watch=live.show)
+            tune(loaded, chosen[0], **search, watch=live.show)
         else:
-            tune(loaded, chosen[0], *arguments)
+            tune(loaded, chosen[0], **search)
     print(summary_table(folder, facts.slug))
     if options.write_pages(folder, reports, facts.slug):
         options.print_next(f"open the report in a browser, or type {show_command(loaded.workloads[0], device, folder)}")

@@ -65,7 +65,7 @@ class Result:
     @property
     def figures(self) -> dict[str, float]:
         """What was measured of a call, by the keys of :data:`autotune.workload.objective.FIGURES`."""
-        time_us = None if self.timing is None else self.timing.median_us
+        time_us = None if self.timing is None else self.timing.time_us
         joules = None if self.joules is None else float(f"{self.joules:.4g}")
         found = {"time_us": time_us, "joules": joules, "memory_bytes": self.memory_bytes}
         return {key: value for key, value in found.items() if value is not None}
@@ -451,9 +451,8 @@ class Answer:
 
     seconds: time of one warm call. sample_us: of one cold call. memory_bytes: peak memory of one call (GPU only).
     host_us: until a call returns (GPU and small graphs only). joules: of one of many calls in a row.
-    certificates: of our kernels, by direction, see
-    :func:`autotune.measure.trial.certify`. conditions: of the machine while it was sampled. device_lost: nothing more
-    can run in that process.
+    certificates: of our kernels, by direction, see :meth:`autotune.measure.trial.WorkloadSession.check`. conditions:
+    of the machine while it was sampled. device_lost: nothing more can run in that process.
     """
 
     seconds: float = 0.0

@@ -114,37 +114,38 @@ class Entry:
         for name, allowed in CHOICES.items():
             if getattr(self, name) not in allowed:
                 raise DatabaseError(f"entry field {name} is {getattr(self, name)!r}; expected one of {allowed}")
-        if not isinstance(self.schedule, Mapping):
-            raise DatabaseError(f"entry field schedule is {self.schedule!r}; expected an object")
         try:
             _schedule(self.operation, json.dumps(self.schedule, sort_keys=True))
         except (EquituneError, TypeError) as error:
             raise DatabaseError(f"entry field schedule: {error}") from error
-        _check_graph(self.graph, self.graph_class)
+        _check_parts("graph", self.graph, {"name": "str", "edges": "int", "nodes": "int"})
+        try:
+            _graph_class(self.graph_class)
+        except (EquituneError, ValueError) as error:
+            raise DatabaseError(f"entry field graph_class: {error}") from error
         # The default is not run any more, so it may use a form that later generators dropped.
-        _check_type("default['schedule']", self.default.get("schedule"), "Mapping")
-        _check_times("default", self.default)
-        for name, peer in self.peers.items():
-            _check_peer(f"peers[{name!r}]", peer)
-        for name, one in self.front.items():
-            _check_type(f"front[{name!r}]", one, "Mapping")
-            _check_type(f"front[{name!r}]['schedule']", one.get("schedule"), "Mapping")
-            _check_times(f"front[{name!r}]", one)
+        for name, measured in {"default": self.default, **_parts("front", self.front)}.items():
+            _check_parts(name, measured, {"schedule": "Mapping"} | _figures_in(measured))
+        for name, peer in _parts("peers", self.peers).items():
+            _check_parts(name, peer, {"error": "str"} if "error" in peer else _figures_in(peer))
         try:
             Objective.parse(self.objective)
         except EquituneError as error:
             raise DatabaseError(f"entry field {error}") from error
-        for name in ("state", "reason", "date"):
-            _check_type(f"checked[{name!r}]", self.checked.get(name, ""), "str")
+        _check_parts("checked", self.checked, dict.fromkeys({"state", "reason", "date"} & self.checked.keys(), "str"))
+        _check_parts("trials", self.trials, dict.fromkeys({"count", "ok"} & self.trials.keys(), "int"))
         _check_values("errors", self.errors, dict.fromkeys(self.errors, "float"))
         _check_values("gain", self.gain, GAIN)
         _check_values("runner_up", self.runner_up, GAIN)
         _check_values("resources", self.resources, dict.fromkeys(self.resources, "float"))
         _check_values("certificate", self.certificate, CERTIFICATE)
-        for name in ("count", "ok"):
-            _check_type(f"trials[{name!r}]", self.trials.get(name, 0), "int")
-        if self.trials.get("file", "") != "":
-            _check_trials_file(self.trials["file"])
+        # A merge writes there: it must be a study's file, as ``trials.study_path`` names it, and nothing else.
+        file = self.trials.get("file", "")
+        if file != "" and not (isinstance(file, str) and _TRIALS_FILE.fullmatch(file)):
+            raise DatabaseError(
+                f"entry field trials['file'] is {file!r:.200}; expected trials/DEVICE/STUDY.jsonl, inside the results "
+                "directory"
+            )
 
     @property
     def identity(self) -> Identity:
@@ -259,6 +260,24 @@ def _check_type(name: str, value: Any, kind: str) -> None:
         raise DatabaseError(f"entry field {name} is {value!r}; expected {wanted}")
 
 
+def _parts(name: str, data: Mapping[str, Any]) -> dict[str, Mapping[str, Any]]:
+    """The objects of a field by their names in messages, such as ``peers['e3nn']``."""
+    parts = {f"{name}[{key!r}]": part for key, part in data.items()}
+    for where, part in parts.items():
+        _check_type(where, part, "Mapping")
+    return parts
+
+
+def _figures_in(measured: Mapping[str, Any]) -> dict[str, str]:
+    """The types of an object's figures: it has times, and of the others what was measured."""
+    return dict.fromkeys((*TIMES, *(key for key in FIGURES.values() if key in measured)), "float")
+
+
+def _check_parts(name: str, data: Mapping[str, Any], kinds: Mapping[str, str]) -> None:
+    for key, kind in kinds.items():
+        _check_type(f"{name}[{key!r}]", data.get(key), kind)
+
+
 def _check_values(name: str, data: Mapping[str, Any], kinds: Mapping[str, str]) -> None:
     for key, value in data.items():
         if key not in kinds:
@@ -280,38 +299,6 @@ def check_json(name: str, value: Any) -> None:
         raise DatabaseError(f"entry field {name} is {value!r}; expected a finite number")
     elif not (value is None or isinstance(value, str | int | float)):
         raise DatabaseError(f"entry field {name} is {type(value).__name__} {value!r}; expected JSON data")
-
-
-def _check_graph(graph: Mapping[str, Any], graph_class: str) -> None:
-    _check_type("graph['name']", graph.get("name"), "str")
-    for name in ("edges", "nodes"):
-        _check_type(f"graph[{name!r}]", graph.get(name), "int")
-    try:
-        _graph_class(graph_class)
-    except (EquituneError, ValueError) as error:
-        raise DatabaseError(f"entry field graph_class: {error}") from error
-
-
-def _check_times(name: str, times: Mapping[str, Any]) -> None:
-    for key in (*TIMES, *(key for key in FIGURES.values() if key in times)):
-        _check_type(f"{name}[{key!r}]", times.get(key), "float")
-
-
-def _check_peer(name: str, peer: Any) -> None:
-    _check_type(name, peer, "Mapping")
-    if "error" in peer:
-        _check_type(f"{name}['error']", peer["error"], "str")
-    else:
-        _check_times(name, peer)
-
-
-def _check_trials_file(path: Any) -> None:
-    """A merge writes there: it must be a study's file, as ``trials.study_path`` names it, and nothing else."""
-    if not (isinstance(path, str) and _TRIALS_FILE.fullmatch(path)):
-        raise DatabaseError(
-            f"entry field trials['file'] is {path!r:.200}; expected trials/DEVICE/STUDY.jsonl, inside the results "
-            "directory"
-        )
 
 
 def is_alike(spec: Any, graph_class: GraphClass | None, entry: Entry) -> bool:

@@ -88,11 +88,6 @@ class Tuning:
         return Tuning(schedule, "tried", self.entry if place == 0 else None, f"{found}; {self.reason}")
 
 
-def strict_by_environment() -> bool:
-    """Whether ``$EQUITUNE_STRICT`` makes a lookup without an entry for this device an error."""
-    return os.environ.get("EQUITUNE_STRICT", "").strip().lower() not in ("", "0", "false", "no", "off")
-
-
 def find_schedule(
     problem: Problem,
     operation: str,
@@ -120,6 +115,12 @@ def find_schedule(
     return Finder(spec, strict, tolerance).find(graph_class)
 
 
+def plan_for(spec: Any, schedule: Knobs) -> Any:
+    """The plan of the kernel that is compiled for a schedule; ScheduleError if it is illegal."""
+    kind = kernel_kind(spec.operation)
+    return kind.plan(kind.kernel_spec(spec, schedule), find_schedule)
+
+
 class Finder:
     """:func:`find_schedule` for several graph classes: what they share is read and checked once.
 
@@ -129,7 +130,8 @@ class Finder:
     def __init__(self, spec: Any, strict: bool | None = None, tolerance: float | None = None) -> None:
         check_tolerance(tolerance)
         self._query = Query(spec, find_schedule, tolerance=tolerance)
-        self._must = strict_by_environment() if strict is None else strict
+        asked = os.environ.get("EQUITUNE_STRICT", "").strip().lower() not in ("", "0", "false", "no", "off")
+        self._must = asked if strict is None else strict
 
     def find(self, graph_class: GraphClass | str | None) -> Tuning:
         """The best known schedule for a graph class."""
@@ -149,7 +151,10 @@ class Finder:
                     skipped,
                 )
             )
-        return tuning or _predicted(query, skipped) or _default(query, skipped)
+        if tuning is None and (found := _prediction(query)):
+            reason = with_skipped(f"{_NOTHING}; {found.reason}", skipped)
+            tuning = _tried(query, Tuning(found.schedule, "predicted", None, reason, found.others))
+        return tuning or _default(query, skipped)
 
 
 def check_tolerance(tolerance: Any) -> None:
@@ -163,7 +168,8 @@ def _recorded(query: Query, skipped: list[str]) -> Tuning | None:
 
 
 def _on_this_device(query: Query, skipped: list[str]) -> Tuning | None:
-    table = query.once("table", lambda: _table_of(query.spec.facts))
+    files = (database_path(directory, query.spec.facts.slug) for directory in tuned_dirs())
+    table: Table = query.once("table", lambda: load_table(*files))
     if query.graph_class is not None:
         flags = (query.spec.layout, query.graph_class.text, query.spec.deterministic)
         exact = table.by_identity.get((*query.kernel, *flags))
@@ -177,10 +183,6 @@ def _on_this_device(query: Query, skipped: list[str]) -> Tuning | None:
             reason = f"tuned on this device for {entry.graph_class}"
             return _with_others(query, _fitted(query, entry, "nearest", reason, skipped), entry)
     return None
-
-
-def _table_of(facts: DeviceFacts) -> Table:
-    return load_table(*(database_path(directory, facts.slug) for directory in tuned_dirs()))
 
 
 def _on_other_device(query: Query, skipped: list[str]) -> Tuning | None:
@@ -242,14 +244,6 @@ def _fitted(query: Query, entry: Entry, origin: str, reason: str, skipped: list[
     return Tuning(schedule, origin, entry, with_skipped(reason + changes, skipped))
 
 
-def _predicted(query: Query, skipped: list[str]) -> Tuning | None:
-    found = _prediction(query)
-    if found is None:
-        return None
-    reason = with_skipped(f"{_NOTHING}; {found.reason}", skipped)
-    return _tried(query, Tuning(found.schedule, "predicted", None, reason, found.others))
-
-
 def _prediction(query: Query) -> Predicted | None:
     key = ("predicted", query.graph_class)
     return query.once(key, lambda: predict(query.spec, query.graph_class, query.faults.keys()))
@@ -285,9 +279,6 @@ def _require_this_device(query: Query, tuning: Tuning | None, skipped: list[str]
             skipped,
         )
     )
-
-
-# Build convolutions of edge vectors: schedules of their parts, and whether harmonics are fused.
 
 
 def build_vectors(

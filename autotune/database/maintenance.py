@@ -28,7 +28,7 @@ import filelock
 
 from autotune.database import trials as trial_archive
 from autotune.database.entry import Entry
-from autotune.database.lookup import find_schedule
+from autotune.database.lookup import plan_for
 from autotune.database.store import (
     Database,
     Table,
@@ -41,8 +41,6 @@ from autotune.database.store import (
 )
 from autotune.errors import DatabaseError
 from autotune.text import time_text
-from autotune.workload.config import find_problem
-from autotune.workload.known_kinds import kernel_kind
 from kernelgen.compile.gpu import nvrtc_version
 from kernelgen.compile.host import find_host_compiler
 from kernelgen.device import DeviceFacts, cuda_facts
@@ -122,8 +120,7 @@ def merge_file(path: Path, results_dir: Path, generator: str = GENERATOR_VERSION
         raise DatabaseError(f"{path} is not a file; expected a database such as results/nvidia-h200.json")
     theirs = read_table(path)
     if theirs.flaws:
-        more = f" (and {len(theirs.flaws) - 1} more)" if len(theirs.flaws) > 1 else ""
-        raise DatabaseError(f"{path} was not merged: {theirs.flaws[0]}{more}; merge what the same version wrote")
+        raise DatabaseError(f"{path} was not merged: {theirs.first_flaw}; merge what the same version wrote")
     target = database_path(results_dir, str(theirs.device.get("slug", "")))
     database = Database.load(target, theirs.device)
     merged = [merge_entry(entry, database, generator) for _, entry in sorted(theirs.by_identity.items())]
@@ -189,7 +186,6 @@ def _copy_trials(entry: Entry, source: Path, database: Path) -> None:
     if Path(name).parent.name != database.stem or (source / name).resolve() == (target / name).resolve():
         return
     if lines := trial_archive.read_study(source / name):
-        (target / name).parent.mkdir(parents=True, exist_ok=True)
         replace_file(target / name, "".join(json.dumps(line) + "\n" for line in lines))
 
 
@@ -243,8 +239,7 @@ MOST = 1 << 20
 
 def source_text(spec: Any, schedule: Knobs) -> str:
     """The source that is compiled for a schedule; ScheduleError if the present generator has no such kernel."""
-    kind = kernel_kind(spec.operation)
-    return emit(kind.plan(kind.kernel_spec(spec, schedule), find_schedule)).text
+    return emit(plan_for(spec, schedule)).text
 
 
 def hash_of_text(text: str) -> str:
@@ -348,7 +343,14 @@ def pull(
     by which launches are judged, if this is the device; None: those of the file. DatabaseError changes nothing.
     """
     target = database_path(results, slug)
-    digest = _checked_hash("--sha256", pin) if pin is not None else _hash_in_index(source, slug)
+    if pin is not None:
+        digest = _checked_hash("--sha256", pin)
+    else:
+        index = _index(_read(source, INDEX), source)
+        if slug not in index:
+            there = ", ".join(index) or "no device at all"
+            raise DatabaseError(f"{source} has nothing of {slug}; expected one of {there}")
+        digest = index[slug]
     name = file_name(slug, digest)
     data = _read(source, name)
     if (found := hashlib.sha256(data).hexdigest()) != digest:
@@ -415,11 +417,8 @@ def refusal(entry: Entry, facts: DeviceFacts) -> str:
         return f"it has a {entry.wrong_record}"
     if "equivariance" not in entry.certificate:
         return "it has no certificate; `equitune db verify --uncertified` makes one where it was tuned"
-    kind = kernel_kind(entry.operation)
-    kernel = (entry.operation, entry.direction, entry.dtype, entry.layout)
     try:
-        spec = kind.spec(find_problem(entry.problem), *kernel, facts, entry.deterministic)
-        kind.plan(kind.kernel_spec(spec, entry.tuned_schedule), find_schedule)
+        plan_for(entry.spec(facts), entry.tuned_schedule)
     except EquituneError as error:
         return f"its kernel cannot be launched on {facts.name} ({error})"
     return ""
@@ -427,13 +426,6 @@ def refusal(entry: Entry, facts: DeviceFacts) -> str:
 
 def file_name(slug: str, digest: str) -> str:
     return f"{slug}.{digest[:16]}.json"
-
-
-def _hash_in_index(source: str, slug: str) -> str:
-    index = _index(_read(source, INDEX), source)
-    if slug not in index:
-        raise DatabaseError(f"{source} has nothing of {slug}; expected one of {', '.join(index) or 'no device at all'}")
-    return index[slug]
 
 
 def _index(data: bytes, source: str) -> dict[str, str]:
@@ -462,8 +454,7 @@ def _checked_hash(name: str, digest: Any) -> str:
 def _table(data: bytes, where: str) -> Table:
     table = parse_table(data)
     if table.flaws:
-        more = f" (and {len(table.flaws) - 1} more)" if len(table.flaws) > 1 else ""
-        raise DatabaseError(f"{where}: {table.flaws[0]}{more}; share what the same version wrote")
+        raise DatabaseError(f"{where}: {table.first_flaw}; share what the same version wrote")
     return table
 
 

@@ -166,21 +166,15 @@ def _is_miss(request: Request, facts: DeviceFacts) -> bool:
 
 
 def _read(path: Path) -> list[Request]:
-    names = {field.name for field in dataclasses.fields(Request)}
+    kinds = {field.name: field.type for field in dataclasses.fields(Request)}
     try:
         data = parse_json(path.read_bytes())
         rows = data["misses"] if data.get("format") == FORMAT else []
-        found = [Request(**row) for row in rows if set(row) == names]
-        return [request for request in found if _is_sound(request)]
+        rows = [row for row in rows if isinstance(row, dict)]  # a file may hold anything
+        sound = [row for row in rows if {name: type(value).__name__ for name, value in row.items()} == kinds]
+        return [Request(**row) for row in sound if min(row["num_edges"], row["num_nodes"]) >= 0]
     except (OSError, ValueError, KeyError, TypeError, AttributeError):
         return []
-
-
-def _is_sound(request: Request) -> bool:
-    """Whether the fields have their types: a file may hold anything."""
-    texts = (request.problem, request.operation, request.direction, request.dtype, request.layout)
-    counts = (request.num_edges, request.num_nodes)
-    return all(isinstance(text, str) for text in texts) and all(type(n) is int and n >= 0 for n in counts)
 
 
 class _Notes:

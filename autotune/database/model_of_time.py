@@ -19,7 +19,7 @@ import numpy as np
 from autotune import paths
 from autotune.database.nearest import device_distance
 from autotune.database.store import DatabaseWarning
-from autotune.workload.known_kinds import bytes_of_product
+from autotune.workload.known_kinds import kernel_kind
 from autotune.workload.workload import GraphClass
 from kernelgen.arithmetic.couplings import path_terms
 from kernelgen.device import DeviceFacts
@@ -202,16 +202,8 @@ def _read(path: Path) -> PredictionTable | None:
 
 WORK_NAMES = (
     *("registers", "pressure", "spilled", "blocks_held", "warps_held", "warps_busy", "waves", "tail"),
-    *(
-        "traffic",
-        "edge_bytes",
-        "added",
-        "added_bytes",
-        "near_rows",
-        "values_per_path",
-        "values_per_product",
-        "in_flight",
-    ),
+    *("traffic", "edge_bytes", "added", "added_bytes", "near_rows"),
+    *("values_per_path", "values_per_product", "in_flight"),
     *("sums", "weights_held", "useful_lanes", "products", "largest_share", "largest_group", "largest_paths"),
     *("intensity", "code_held", "code_of_group", "groups_held"),
 )
@@ -423,7 +415,7 @@ class Features:
         self._nodes = max(1.0, self._edges / degree)
         self._slots = spec.facts.units * WARP_SLOTS
         size = (int(self._edges), int(self._nodes))
-        moved = bytes_of_product(spec, problem, direction.name, *size, problem.dim_in2)
+        moved = kernel_kind(spec.operation).compulsory_bytes(spec, direction.name, *size)
         flags = (conv, spec.dtype == "float64", spec.layout == "mul_ir", spec.deterministic)
         self._shared = (
             *(log2(self._edges), log2(degree)),

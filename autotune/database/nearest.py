@@ -31,8 +31,6 @@ from kernelgen.kernels.radial.plan import RadialSchedule
 from kernelgen.kernels.spec import BYTES, Spec
 from kernelgen.problem.product import TensorProductProblem, shape_of
 
-# The order in which entries are considered, and whether one can be loaded.
-
 
 def by_nearness(query: Query, entries: Iterable[Entry]) -> list[Entry]:
     """Same layout first, then the nearest graph class, the larger graph, the problem itself; ties break by text."""
@@ -86,9 +84,6 @@ def with_skipped(reason: str, skipped: list[str]) -> str:
     return f"{reason}; skipped: {' / '.join(skipped)}" if skipped else reason
 
 
-# A schedule tuned on another graph class or layout, for this one.
-
-
 def fitted_schedule(query: Query, entry: Entry) -> tuple[Knobs, str]:
     """An entry's schedule with the knobs adjusted that depend on the graph class and the layout; how, in words."""
     reason = _why_nearest(query, entry)
@@ -96,8 +91,11 @@ def fitted_schedule(query: Query, entry: Entry) -> tuple[Knobs, str]:
     there, here = entry.parsed_graph_class, query.graph_class
     if here is not None and here.log2_degree != there.log2_degree:
         factor = here.log2_degree - there.log2_degree
-        schedule, fit = query.once((id(entry), factor), lambda: _fit(query, schedule, factor))
-        reason += fit
+        fitted = query.once((id(entry), factor), lambda: schedule.for_degree(2.0**factor))
+        if fitted != schedule and fitted.key not in query.faults:
+            before, after = schedule.to_dict(), fitted.to_dict()
+            changed = (f"{name}={getattr(fitted, name)}" for name, value in after.items() if value != before[name])
+            schedule, reason = fitted, f"{reason}, with {', '.join(changed)} for its degree"
     if there.waits_for_longest(query.spec.facts):
         return schedule, reason
     schedule, fit = for_skew(query, schedule)
@@ -115,16 +113,6 @@ def for_skew(query: Query, schedule: Knobs) -> tuple[Knobs, str]:
     if query.once(("legal", even), lambda: why_illegal(query, even)):
         return schedule, ""
     return even, ", in runs of equal length for its longest node"
-
-
-def _fit(query: Query, schedule: Knobs, log2_factor: int) -> tuple[Knobs, str]:
-    """The schedule for that factor of edges per node, and what was changed, in words."""
-    fitted = schedule.for_degree(2.0**log2_factor)
-    if fitted == schedule or fitted.key in query.faults:
-        return schedule, ""
-    before, after = schedule.to_dict(), fitted.to_dict()
-    changed = ", ".join(f"{name}={getattr(fitted, name)}" for name, value in after.items() if value != before[name])
-    return fitted, f", with {changed} for its degree"
 
 
 def _in_layout(query: Query, entry: Entry) -> Knobs:
@@ -151,9 +139,6 @@ def _why_nearest(query: Query, entry: Entry) -> str:
     if entry.problem != query.spec.problem.key:
         why += ", for paths in another order or irreps of other parities"
     return why if entry.layout == query.spec.layout else f"{why}, in layout {entry.layout}"
-
-
-# What a lookup asks for.
 
 
 @dataclass(frozen=True, eq=False)
@@ -204,9 +189,6 @@ class Query:
         return self.met[key]
 
 
-# Moves the schedule of one kernel of a product to another kernel: nearest choices, then the canonical form.
-
-
 def nearest_values(knobs: Mapping[str, tuple], default: Knobs, schedule: Knobs) -> dict[str, Any]:
     """The choice of every knob that is nearest to a schedule's; the default's where none is near."""
     values = {}
@@ -224,7 +206,11 @@ def canonical_product(spec: Spec, schedule: Schedule) -> Schedule:
     fresh, plain = type(schedule)(), spec.operation == "plain"
     fused = schedule.fuse and not plain
     owned = fused and schedule.accumulate == "registers"
-    block = _block_of_an_edge(spec, schedule) if fused or plain else {}
+    block: dict[str, int] = {}
+    # If each gradient of y has one writer, the teams that share an edge are one block, where possible.
+    alone = (fused or plain) and (spec.deterministic or schedule.accumulate == "owners")
+    if alone and isinstance(schedule, CudaSchedule) and "y" in spec.direction.live_outputs:
+        block = block_of_an_edge(group_paths(spec.problem, schedule.path_groups), schedule)
     if plain:
         changes["fuse"] = fresh.fuse
     if not (fused or block):
@@ -252,17 +238,6 @@ def canonical_product(spec: Spec, schedule: Schedule) -> Schedule:
         elif not owned:
             changes["stage_edges"] = min(changes["stage_edges"], max(4, schedule.edges_per_chunk))
     return dataclasses.replace(schedule, **changes | block)
-
-
-def _block_of_an_edge(spec: Spec, schedule: Schedule) -> dict[str, int]:
-    """If each gradient of y has one writer, make the teams that share an edge one block, where possible."""
-    alone = spec.deterministic or schedule.accumulate == "owners"
-    if not isinstance(schedule, CudaSchedule) or not alone or "y" not in spec.direction.live_outputs:
-        return {}
-    return block_of_an_edge(group_paths(spec.problem, schedule.path_groups), schedule)
-
-
-# Databases of other devices that may serve this one, the nearest first.
 
 
 def kindred_tables(facts: DeviceFacts) -> Iterator[Table]:
@@ -302,8 +277,6 @@ def _is_kindred(device: Mapping[str, Any], facts: DeviceFacts) -> bool:
     same = device.get("backend") == facts.backend and device.get("arch") == facts.arch
     return same and (facts.backend != "cpu" or device.get("vector_bytes") == facts.vector_bytes)
 
-
-# The knobs of a product's kernel on a device: the values that each may take, and the nearest legal form of a schedule.
 
 # The values that each knob of a product may take, for one kernel on one device.
 
@@ -432,8 +405,6 @@ def _cuda_knobs(problem: TensorProductProblem, small: bool) -> dict[str, tuple]:
         **BLOCKS,
     }
 
-
-# A schedule tuned on another GPU in a form for this one: less shared memory, fewer threads at once, a smaller L2.
 
 Step = Callable[[Knobs], Knobs | None]
 BLACKWELL = 100

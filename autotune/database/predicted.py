@@ -22,7 +22,7 @@ import filelock
 
 from autotune.database.model_of_time import Features, PredictionTable, Trees, Winner, table_for
 from autotune.database.nearest import FINE_GROUPS, canonical_product, nearest_values, product_knobs
-from autotune.database.store import database_path, replace_file
+from autotune.database.store import FileCache, database_path, replace_file
 from autotune.workload.workload import GraphClass
 from kernelgen.compile.compiler import cache_dir
 from kernelgen.device import DeviceFacts, device_facts
@@ -44,12 +44,9 @@ from kernelgen.ops.first_run import LISTENERS, Choice, best_of
 from kernelgen.problem.product import size_class
 from kernelgen.version import GENERATOR_VERSION
 
-# The schedule that the model predicts to be fastest for a kernel without an entry, and what it is expected to cost.
-
-_PLAIN = CudaSchedule()
-# Knobs that do not say how the work is divided.
+# Knobs that do not say how the work is divided, by one value for all.
 DETAILS: dict[str, Any] = {
-    name: getattr(_PLAIN, name)
+    name: getattr(CudaSchedule(), name)
     for name in ("path_groups", "finish", "zeros", "ahead", "prefetch", "stage_edges", "stream", "min_blocks")
 }
 
@@ -326,11 +323,9 @@ def chosen_before(
     kernel: Kernel, graph_class: GraphClass, facts: DeviceFacts, schedules: Sequence[Knobs]
 ) -> tuple[int, tuple[float, ...]] | None:
     """The place of the schedule that a first run on this device chose, and all times in us; None if none is known."""
-    size, known = (graph_class.log2_edges, graph_class.log2_degree), _read(first_runs_path(facts.slug))
+    size, known = (graph_class.log2_edges, graph_class.log2_degree), _choices_in(first_runs_path(facts.slug))
     found = known.get(_digest(kernel, size, facts, schedules)) if known else None
-    if not isinstance(found, dict):
-        return None
-    times = found.get("times_us")
+    times = found.get("times_us") if isinstance(found, dict) else None
     if not isinstance(times, list) or len(times) != len(schedules):
         return None
     if not all(time is None or (isinstance(time, float) and time > 0) for time in times) or not any(times):
@@ -351,7 +346,7 @@ def keep_choice(choice: Choice) -> None:
         path = first_runs_path(facts.slug)
         path.parent.mkdir(parents=True, exist_ok=True)
         with filelock.FileLock(path.with_name(f".{path.name}.lock"), timeout=1.0):
-            kept = {name: found for name, found in _load(path).items() if name != key}
+            kept = {name: found for name, found in _read_choices(path).items() if name != key}
             kept[key] = {"kernel": " ".join(kernel[1:]), "edges": choice.num_edges, "times_us": times}
             newest = dict(list(kept.items())[-MOST_KEPT:])
             replace_file(path, json.dumps({"format": FORMAT, "choices": newest}, indent=1) + "\n")
@@ -362,19 +357,7 @@ def _digest(kernel: Kernel, size: Sequence[int], facts: DeviceFacts, schedules: 
     return hashlib.sha256("\n".join(map(str, said)).encode()).hexdigest()[:24]
 
 
-def _read(path: Path) -> dict[str, Any]:
-    try:
-        return _read_once(path, path.stat().st_mtime_ns)
-    except OSError:
-        return {}
-
-
-@functools.lru_cache(maxsize=8)
-def _read_once(path: Path, _: int) -> dict[str, Any]:
-    return _load(path)
-
-
-def _load(path: Path) -> dict[str, Any]:
+def _read_choices(path: Path) -> dict[str, Any]:
     try:
         data = parse_json(path.read_bytes())
         choices = data["choices"] if data.get("format") == FORMAT else {}
@@ -382,5 +365,7 @@ def _load(path: Path) -> dict[str, Any]:
     except (OSError, ValueError, KeyError, AttributeError, EquituneError):
         return {}
 
+
+_choices_in: FileCache[dict[str, Any]] = FileCache(_read_choices, {}, lambda path, error: {})
 
 LISTENERS.append(keep_choice)

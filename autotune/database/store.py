@@ -15,11 +15,11 @@ import re
 import shutil
 import tempfile
 import warnings
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from datetime import datetime, timezone
 from pathlib import Path
-from typing import Any
+from typing import Any, Generic, TypeVar
 
 import filelock
 
@@ -35,6 +35,7 @@ from kernelgen.problem.product import shape_of
 SCHEMA = 1
 LOCK_TIMEOUT_S = 60.0
 KernelKey = tuple[str, str, str, str]
+T = TypeVar("T")
 
 
 class DatabaseWarning(UserWarning):
@@ -62,6 +63,12 @@ class Table:
         for entry in by_identity.values():
             by_kernel.setdefault((shape_of(entry.problem), *entry.identity[1:4]), []).append(entry)
         return cls(device, by_identity, {key: tuple(value) for key, value in by_kernel.items()}, flaws)
+
+    @property
+    def first_flaw(self) -> str:
+        """The first flaw, and how many more there are; empty for a valid file."""
+        more = f" (and {len(self.flaws) - 1} more)" if len(self.flaws) > 1 else ""
+        return f"{self.flaws[0]}{more}" if self.flaws else ""
 
 
 def device_record(facts: DeviceFacts, driver: str | None = None) -> dict[str, Any]:
@@ -147,7 +154,33 @@ def parse_table(text: bytes) -> Table:
     return Table.of(device, entries, tuple(flaws))
 
 
-_tables: dict[Path, tuple[tuple[int, ...], Table]] = {}
+class FileCache(Generic[T]):
+    """What ``read`` makes of a file, once for each version of it.
+
+    missing: of a file that is not there. unreadable: of one that the system does not let read.
+    """
+
+    def __init__(self, read: Callable[[Path], T], missing: T, unreadable: Callable[[Path, OSError], T]) -> None:
+        self._read, self._missing, self._unreadable = read, missing, unreadable
+        self.known: dict[Path, tuple[tuple[int, ...], T]] = {}
+
+    def __call__(self, path: Path) -> T:
+        stamp: tuple[int, ...] = ()
+        try:
+            status = path.stat()
+            # The inode too: a save replaces the file, and two saves may get the same time stamp.
+            stamp = (status.st_mtime_ns, status.st_size, status.st_ino)
+            if path not in self.known or self.known[path][0] != stamp:
+                self.known[path] = stamp, self._read(path)
+        except (FileNotFoundError, NotADirectoryError):
+            self.known.pop(path, None)
+            return self._missing
+        except OSError as error:
+            if path not in self.known or self.known[path][0] != stamp:
+                self.known[path] = stamp, self._unreadable(path, error)
+        return self.known[path][1]
+
+
 _overlays: dict[tuple[Path, ...], tuple[tuple[Table, ...], Table]] = {}
 
 
@@ -170,44 +203,18 @@ def load_table(*files: Path) -> Table:
     return merged
 
 
-def _cached_table(path: Path) -> Table:
-    try:
-        status = path.stat()
-        # The inode too: a save replaces the file, and two saves may get the same time stamp.
-        stamp = (status.st_mtime_ns, status.st_size, status.st_ino)
-    except (FileNotFoundError, NotADirectoryError):
-        _tables.pop(path, None)
-        return _EMPTY
-    except OSError as error:
-        return _ignored(path, (), error)
-    known = _tables.get(path)
-    if known and known[0] == stamp:
-        return known[1]
-    try:
-        table = read_table(path)
-    except OSError as error:
-        return _ignored(path, stamp, error)
-    _tables[path] = (stamp, table)
+def _with_warning(path: Path, table: Table) -> Table:
     if table.flaws:
-        _warn(path, table)
+        used = f"{len(table.by_identity)} other entries are used" if table.by_identity else "it is ignored"
+        warnings.warn(f"tuned database {path}: {table.first_flaw}; {used}", DatabaseWarning, stacklevel=2)
     return table
 
 
-_EMPTY = Table()
-
-
-def _ignored(path: Path, stamp: tuple[int, ...], error: OSError) -> Table:
-    known = _tables.get(path)
-    if not (known and known[0] == stamp and known[1].flaws):
-        _tables[path] = (stamp, Table(flaws=(f"it cannot be read ({cause_of(error)})",)))
-        _warn(path, _tables[path][1])
-    return _tables[path][1]
-
-
-def _warn(path: Path, table: Table) -> None:
-    used = f"{len(table.by_identity)} other entries are used" if table.by_identity else "it is ignored"
-    more = f" (and {len(table.flaws) - 1} more)" if len(table.flaws) > 1 else ""
-    warnings.warn(f"tuned database {path}: {table.flaws[0]}{more}; {used}", DatabaseWarning, stacklevel=2)
+_cached_table = FileCache(
+    lambda path: _with_warning(path, read_table(path)),
+    Table(),
+    lambda path, error: _with_warning(path, Table(flaws=(f"it cannot be read ({cause_of(error)})",))),
+)
 
 
 class Database:
@@ -309,7 +316,8 @@ def _keep_aside(path: Path) -> Path:
 
 
 def replace_file(path: Path, text: str | bytes) -> None:
-    """Write a temporary file, flush to disk, rename it over the file: a crash leaves the old file or the new one."""
+    """Write a temporary file to disk, rename it: a crash leaves the old file or the new one. Makes the folder."""
+    path.parent.mkdir(parents=True, exist_ok=True)
     mode = path.stat().st_mode & 0o777 if path.exists() else 0o644
     descriptor, temporary = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.", suffix=".tmp")
     try:

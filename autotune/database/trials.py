@@ -19,7 +19,7 @@ from datetime import datetime, timezone
 from pathlib import Path
 from typing import Any
 
-from autotune.database.store import DatabaseWarning, replace_file
+from autotune.database.store import DatabaseWarning, FileCache, replace_file
 from autotune.errors import DatabaseError
 from autotune.paths import named_in_errors
 from kernelgen.errors import cause_of
@@ -31,11 +31,6 @@ from kernelgen.version import GENERATOR_VERSION
 def study_path(results_dir: Path, device_slug: str, study: str, folder: str = "trials") -> Path:
     """``results/FOLDER/DEVICE/STUDY.jsonl``, with unsuitable characters of file names replaced."""
     return Path(results_dir) / folder / device_slug / f"{re.sub(r'[^A-Za-z0-9_.-]+', '_', study)}.jsonl"
-
-
-def lock_path(path: Path) -> Path:
-    """The lock file of a trial file, kept with the Optuna storage and not among the results."""
-    return path.parents[2] / "studies" / f"{path.parent.name}-{path.stem}.lock"
 
 
 def append(path: Path, record: dict[str, Any]) -> None:
@@ -81,11 +76,6 @@ def read_from(path: Path, offset: int) -> tuple[list[dict[str, Any]], int]:
     if skipped:
         warnings.warn(f"{path}: {skipped} of {len(lines)} lines are no records and are skipped", stacklevel=2)
     return found, offset
-
-
-def readable(lines: Iterable[bytes]) -> list[dict[str, Any]]:
-    """The records among these lines."""
-    return [record for line in lines if (record := _record(line)) is not None]
 
 
 def _record(line: bytes) -> dict[str, Any] | None:
@@ -195,9 +185,8 @@ def _packed(folder: Path, only: str | None = None) -> dict[str, Lines]:
         plain = _PLAIN_STUDY.match(line)
         if only is not None and plain and plain[1] != only.encode():
             continue
-        for record in readable([line]):
-            if only in (None, stem := _stem(record)):
-                found.setdefault(stem, []).append(record)
+        if (record := _record(line)) is not None and only in (None, stem := _stem(record)):
+            found.setdefault(stem, []).append(record)
     return found
 
 
@@ -249,7 +238,6 @@ def pack(folder: Path, cited: Mapping[str, Lines] | None = None) -> Packed:
     )
     archive = archive_of(folder)
     if kept:
-        archive.parent.mkdir(parents=True, exist_ok=True)
         replace_file(archive, gzip.compress(text.encode(), 9, mtime=0))
     missing = tuple(study for study in wanted if study not in kept)
     return Packed(archive, len(kept), text.count("\n"), missing)
@@ -277,8 +265,6 @@ def _thinned(lines: Lines, schedules: Lines) -> Lines:
 FAULTS = ("compile", "launch", "memory", "wrong", "timeout", "crashed")
 KERNEL = ("problem", "operation", "direction", "dtype", "layout", "deterministic")
 Kernel = tuple[Any, ...]
-
-_read: dict[Path, tuple[tuple[int, ...], dict[Kernel, dict[str, str]]]] = {}
 
 
 def quarantine_path(directory: Path, slug: str) -> Path:
@@ -311,25 +297,8 @@ def note_fault(path: Path, spec: Any, schedule: Knobs, trial: Mapping[str, Any])
     append(path, line)
 
 
-def _faults_in(path: Path) -> dict[Kernel, dict[str, str]]:
-    """Faults by kernel and schedule; a changed file is read again, with its warnings."""
-    stamp: tuple[int, ...] = ()
-    try:
-        status = path.stat()
-        stamp = (status.st_mtime_ns, status.st_size)
-        if path not in _read or _read[path][0] != stamp:
-            _read[path] = stamp, _understood(path)
-    except (FileNotFoundError, NotADirectoryError):
-        return {}
-    except OSError as error:
-        if path not in _read or _read[path][0] != stamp:
-            _read[path] = stamp, {}
-            text = f"quarantine {path} cannot be read ({cause_of(error)}); it is ignored"
-            warnings.warn(text, DatabaseWarning, stacklevel=2)
-    return _read[path][1]
-
-
-def _understood(path: Path) -> dict[Kernel, dict[str, str]]:
+def _read_faults(path: Path) -> dict[Kernel, dict[str, str]]:
+    """Faults by kernel and schedule."""
     faults: dict[Kernel, dict[str, str]] = {}
     lines = [line for line in read(path) if line.get("generator") == GENERATOR_VERSION]
     skipped = 0
@@ -346,3 +315,12 @@ def _understood(path: Path) -> dict[Kernel, dict[str, str]]:
             stacklevel=2,
         )
     return faults
+
+
+def _no_faults(path: Path, error: OSError) -> dict[Kernel, dict[str, str]]:
+    text = f"quarantine {path} cannot be read ({cause_of(error)}); it is ignored"
+    warnings.warn(text, DatabaseWarning, stacklevel=2)
+    return {}
+
+
+_faults_in: FileCache[dict[Kernel, dict[str, str]]] = FileCache(_read_faults, {}, _no_faults)

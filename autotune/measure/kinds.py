@@ -12,7 +12,6 @@ import functools
 import statistics
 from abc import abstractmethod
 from collections.abc import Callable, Iterable, Mapping
-from types import MappingProxyType
 from typing import Any, ClassVar
 
 import torch
@@ -22,6 +21,7 @@ from autotune.database.lookup import build_vectors
 from autotune.measure import references
 from autotune.measure.references import ContractionReference, contraction_of, make_features
 from autotune.measure.space import Space, contraction_space, harmonics_space, radial_space, search_space
+from autotune.measure.timing import Sampler
 from autotune.workload.kind import KernelKind
 from autotune.workload.known_kinds import (
     HARMONICS_OPERANDS,
@@ -42,8 +42,6 @@ from kernelgen.ops.radial_convolution import FusedRadial, radial_product
 from kernelgen.ops.symmetric_contraction import build_contraction
 from kernelgen.problem.other_kinds import VectorProblem
 from kernelgen.runtime.graph import EdgeOrder, KnownGraphs, edge_order
-
-# What all kinds of kernels are run with: guarded tensors, the order of a graph's edges, the passes of autograd.
 
 # What is done once for a new graph, given senders and receivers with edges in any order.
 GraphOrder = Callable[[Tensor, Tensor], Any]
@@ -87,8 +85,6 @@ def order_ms(order: GraphOrder | None, sender: Tensor, receiver: Tensor) -> floa
     """Median milliseconds of ordering these edges, given in random order; 0 for what needs no order."""
     if order is None:
         return 0.0
-    from autotune.measure.timing import Sampler  # which imports this package's users
-
     given = unordered(sender, receiver)
     sampler = Sampler(lambda: order(*given), str(sender.device))
     sampler.warm_up()
@@ -101,8 +97,6 @@ def order_of(tensors: Tensors) -> EdgeOrder | None:
         return None
     return edge_order(tensors.receiver, tensors.num_nodes, is_sorted=True, sender=tensors.sender)
 
-
-# The timed passes of a differentiable function, as inference and training run them.
 
 Call = Callable[..., Tensor]
 
@@ -239,7 +233,7 @@ class MeasuredKind(KernelKind):
     def space(self, workload: Workload, direction: str, facts: DeviceFacts) -> Space:
         """The whole search space of one direction of a workload; here all choices of all knobs."""
         spec = workload.spec(direction, facts)
-        return Space(spec, MappingProxyType({**spec.schedule.choices}))
+        return Space.of(spec, spec.schedule.choices)
 
 
 class MeasuredProduct(ProductKind, MeasuredKind):

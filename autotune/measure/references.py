@@ -27,6 +27,7 @@ from kernelgen.arithmetic.contraction_couplings import polynomials
 from kernelgen.arithmetic.directions import DIRECTIONS, HARMONICS_DIRECTIONS, Direction
 from kernelgen.compat import o3
 from kernelgen.errors import InputError
+from kernelgen.problem.irreps import blocks_of
 from kernelgen.problem.other_kinds import ContractionProblem, HarmonicsProblem, VectorProblem
 from kernelgen.problem.product import RadialProblem, TensorProductProblem
 
@@ -65,18 +66,22 @@ class Reference:
 
     directions: ClassVar[Mapping[str, Any]] = DIRECTIONS
     inputs: ClassVar[str] = "xyw"
+    # Rows checked by default, and whether it is all of them, because one gradient sums over all.
+    most_rows: ClassVar[Mapping[str, int]] = MAX_EDGES
+    sums_all_rows: ClassVar[bool] = False
 
     def __init__(
         self, workload: Workload, device: torch.device | str, tensors: Tensors, max_edges: int | None = None
     ) -> None:
-        self.problem, self.layout, self.is_conv = workload.product, workload.layout, workload.is_conv
+        # Of a kind that fuses something into a product, that product.
+        self.problem: Any = getattr(workload.problem, "product", workload.problem)
+        self.workload, self.layout, self.is_conv = workload, workload.layout, workload.is_conv
         self.device = torch.device(device)
         self._product: Callable[..., torch.Tensor] | None = None
         self._expected: dict[str, dict[str, torch.Tensor]] = {}
-        self.workload = workload
-        limit = max_edges or MAX_EDGES[self.device.type]
-        everything = self.problem.shared_weights or tensors.num_edges <= limit
-        self._choose_rows(tensors, tensors.num_edges if everything else limit)
+        self._shares_weights = self.sums_all_rows or getattr(self.problem, "shared_weights", False)
+        limit = max_edges or self.most_rows[self.device.type]
+        self._choose_rows(tensors, tensors.num_edges if self._shares_weights else limit)
         self._keep_rows(tensors)
 
     @property
@@ -85,7 +90,7 @@ class Reference:
 
     def rows(self, slot: str) -> torch.Tensor | None:
         """Compared rows of a full output: nodes or edges; None for a shared weight row, which is compared whole."""
-        if slot == "w" and self.problem.shared_weights:
+        if slot == "w" and self._shares_weights:
             return None
         return self.nodes if slot in "xg" and self.is_conv else self.edges
 
@@ -138,8 +143,7 @@ class Reference:
         """Widths of the parts of a row that are compared separately."""
         if slot == "w":
             return [self.problem.weights_of(path) for path in self.problem.paths]
-        blocks = {"x": self.problem.in1, "y": self.problem.in2, "g": self.problem.out}[slot]
-        return [block.mul * block.dim for block in blocks]
+        return [block.mul * block.dim for block in blocks_of(self._irreps(slot))]
 
     def _choose_rows(self, tensors: Tensors, limit: int) -> None:
         """Choose ``edges`` to compute, and the ``nodes`` all of whose edges are among them."""
@@ -166,8 +170,7 @@ class Reference:
         receiver = tensors.receiver[self.edges] if tensors.receiver is not None else self.edges
         senders, self._sender = torch.unique(sender, return_inverse=True)
         receivers, self._receiver = torch.unique(receiver, return_inverse=True)
-        shared = self.problem.shared_weights
-        rows = {"x": senders, "y": self.edges, "w": None if shared else self.edges, "g": receivers}
+        rows = {"x": senders, "y": self.edges, "w": None if self._shares_weights else self.edges, "g": receivers}
         self._operands: dict[str, torch.Tensor] = {}
         for name in (*names, "tx", "ty", "tw", "tg"):
             taken = rows[name[-1]]
@@ -184,16 +187,10 @@ class Reference:
 
     def _compute(self, direction: Direction) -> dict[str, torch.Tensor]:
         self._product = self._product or self._make_product()
-        sizes = {"x": self._operands["x"].shape[0], "g": self._operands["g"].shape[0]}
-        widths = {"x": self.problem.dim_in1, "g": self.problem.dim_out}
-        sums = {
-            slot: torch.zeros(sizes[slot], widths[slot], dtype=torch.float64, device=self.device)
-            for slot in direction.outputs
-            if slot in "xg"
-        }
+        outputs = (slot for slot in direction.outputs if slot in "xg")
+        sums = {slot: torch.zeros_like(self._operands[slot], dtype=torch.float64) for slot in outputs}
         pieces: dict[str, list[torch.Tensor]] = {slot: [] for slot in direction.outputs if slot in "yw"}
-        widest = max(self.problem.dim_in1, self.problem.dim_out, self.problem.weight_numel, 1)
-        size = max(1, CHUNK_ELEMENTS[self.device.type] // widest)
+        size = max(1, CHUNK_ELEMENTS[self.device.type] // max(1, self._widest()))
         # TorchScript would profile and fuse e3nn's code in the first calls, which takes far longer than the calls.
         with torch.jit.optimized_execution(False):
             for chunk in torch.arange(len(self.edges), device=self.device).split(size):
@@ -204,15 +201,9 @@ class Reference:
                         pieces[slot].append(value)
         return {slot: self._assemble(slot, sums.get(slot), pieces.get(slot)) for slot in direction.outputs}
 
-    @property
-    def dim_y(self) -> int:
-        """Elements per row of y."""
-        return self.problem.dim_in2
-
-    @property
-    def dim_w(self) -> int:
-        """Elements per row of w."""
-        return self.problem.weight_numel
+    def _widest(self) -> int:
+        """Elements of an edge that e3nn holds some twenty times."""
+        return max(self.problem.dim_in1, self.problem.dim_out, self.problem.weight_numel)
 
     def _make_product(self) -> Callable[..., torch.Tensor]:
         """e3nn's product of ``(x, y, w)`` in float64."""
@@ -220,10 +211,10 @@ class Reference:
 
     def _assemble(self, slot: str, total: torch.Tensor | None, pieces: list[torch.Tensor] | None) -> torch.Tensor:
         if pieces is not None:
-            if slot == "w" and self.problem.shared_weights:
-                zero = torch.zeros(self.problem.weight_numel, dtype=torch.float64, device=self.device)
+            width = self._shapes[slot][-1]
+            if slot == "w" and self._shares_weights:
+                zero = torch.zeros(width, dtype=torch.float64, device=self.device)
                 return torch.stack([zero, *pieces]).sum(0)
-            width = self.dim_y if slot == "y" else self.dim_w
             return torch.cat([torch.zeros(0, width, dtype=torch.float64, device=self.device), *pieces])
         assert total is not None
         source, target = (self._from_x, self._to_x) if slot == "x" else (self._from_g, self._to_g)
@@ -232,7 +223,7 @@ class Reference:
         return relayout(value, self._irreps(slot), "mul_ir", self.layout)
 
     def _irreps(self, slot: str) -> str:
-        return self.problem.irreps_in1 if slot == "x" else self.problem.irreps_out
+        return self.workload.kind.irreps(self.workload.problem, "ir_mul")[slot]
 
     def _chunk(self, direction: Direction, chunk: torch.Tensor) -> dict[str, torch.Tensor]:
         """Each edge's own contribution to every output, by autograd through e3nn, in ``mul_ir``."""
@@ -261,7 +252,7 @@ class Reference:
 
     def _gather(self, name: str, chunk: torch.Tensor) -> torch.Tensor:
         tensor, slot = self._operands[name], name[-1]
-        if slot == "w" and self.problem.shared_weights:
+        if slot == "w" and self._shares_weights:
             return tensor.to(torch.float64)
         index = {"x": self._sender, "g": self._receiver}.get(slot)
         rows = tensor[chunk if index is None else index[chunk]].to(torch.float64)
@@ -311,38 +302,15 @@ def make_vectors(workload: Workload, device: torch.device | str, seed: int = 0) 
 class HarmonicsReference(Reference):
     """Exact values for one workload's vectors."""
 
-    directions = HARMONICS_DIRECTIONS
-    inputs = "x"
+    directions, inputs, most_rows = HARMONICS_DIRECTIONS, "x", MAX_VECTORS
 
-    def __init__(
-        self, workload: Workload, device: torch.device | str, tensors: Tensors, max_edges: int | None = None
-    ) -> None:
-        self.harmonics, self.is_conv = workload.harmonics, False
-        self.device = torch.device(device)
-        harmonics, self._expected = e3nn_harmonics(workload.harmonics), {}
+    def _make_product(self) -> Callable[..., torch.Tensor]:
+        harmonics = e3nn_harmonics(self.problem)
         # Degree 0 alone has no autograd graph; 0 * v gives it one.
-        self._product = lambda v: harmonics(v) + 0 * v[:, :1]
-        self._choose_rows(tensors, max_edges or MAX_VECTORS[self.device.type])
-        self._shapes = {"x": list(tensors.x.shape), "g": list(tensors.g.shape)}
-        self._operands = {name: getattr(tensors, name)[self.edges] for name in ("x", "g", "tx")}
+        return lambda v: harmonics(v) + 0 * v[:, :1]
 
-    def rows(self, slot: str) -> torch.Tensor:
-        return self.edges
-
-    def _widths(self, slot: str) -> list[int]:
-        return [3] if slot == "x" else [2 * degree + 1 for degree in self.harmonics.degrees]
-
-    def _compute(self, direction: Any) -> dict[str, torch.Tensor]:
-        size = max(1, CHUNK_ELEMENTS[self.device.type] // (8 * self.harmonics.dim_out))
-        chunks = torch.arange(len(self.edges), device=self.device).split(size)
-        pieces = [self._chunk(direction, chunk) for chunk in chunks]
-        return {slot: torch.cat([piece[slot] for piece in pieces]) for slot in direction.outputs}
-
-    def _gather(self, name: str, chunk: torch.Tensor) -> torch.Tensor:
-        return self._operands[name][chunk].to(torch.float64)
-
-
-# Reference of convolutions of edge vectors: test tensors, and e3nn's values through harmonics and product.
+    def _widest(self) -> int:
+        return 8 * self.problem.dim_out
 
 
 def make_vector_tensors(workload: Workload, device: torch.device | str, seed: int = 0) -> Tensors:
@@ -356,21 +324,11 @@ def make_vector_tensors(workload: Workload, device: torch.device | str, seed: in
 class VectorsReference(Reference):
     """Exact values for one workload with vectors ``y``."""
 
-    @property
-    def dim_y(self) -> int:
-        return 3
-
-    def _widths(self, slot: str) -> list[int]:
-        return [3] if slot == "y" else super()._widths(slot)
-
     def _make_product(self) -> Callable[..., torch.Tensor]:
         product = e3nn_product(self.problem, torch.float64, self.device)
         assert isinstance(self.workload.problem, VectorProblem)
         harmonics = e3nn_harmonics(self.workload.problem.harmonics)
         return lambda x, v, w: product(x, harmonics(v), w)
-
-
-# Reference of radial convolutions: test tensors, and e3nn's values with weights ``h @ matrix`` in float64.
 
 
 def radial_problem(workload: Workload) -> RadialProblem:
@@ -393,19 +351,15 @@ class RadialReference(Reference):
     """Exact values for one workload, with gradients of h in the place of those of weights."""
 
     def __init__(self, workload: Workload, device: torch.device | str, tensors: Tensors) -> None:
-        self._hidden, self._matrix = radial_problem(workload).hidden, tensors.tw.double()
+        self._matrix = tensors.tw.double()
         super().__init__(workload, device, tensors)
-
-    @property
-    def dim_w(self) -> int:
-        return self._hidden
 
     def _keep_rows(self, tensors: Tensors) -> None:
         of_slot = {"t" + slot: getattr(tensors, slot) for slot in "xywg"}  # not used
         super()._keep_rows(dataclasses.replace(tensors, **of_slot))
 
     def _widths(self, slot: str) -> list[int]:
-        return [self._hidden] if slot == "w" else super()._widths(slot)
+        return [len(self._matrix)] if slot == "w" else super()._widths(slot)
 
     def _make_product(self) -> Callable[..., torch.Tensor]:
         product = e3nn_product(self.problem, torch.float64, self.device)
@@ -574,60 +528,43 @@ def contract(problem: ContractionProblem, x: torch.Tensor, w: torch.Tensor) -> t
 class ContractionReference(Reference):
     """Exact values for one workload's nodes, all of them, since gradients of the weights sum over all."""
 
-    directions = CONTRACTION_DIRECTIONS
-    inputs = "xw"
+    directions, inputs, sums_all_rows = CONTRACTION_DIRECTIONS, "xw", True
 
-    def __init__(self, workload: Workload, device: torch.device | str, tensors: Tensors) -> None:
-        self.workload, self.contraction, self.layout = workload, contraction_of(workload), workload.layout
-        self.device, self.is_conv = torch.device(device), False
-        self._expected, self._product = {}, functools.partial(contract, self.contraction)
-        self._choose_rows(tensors, tensors.num_edges)
+    def _keep_rows(self, tensors: Tensors) -> None:
+        assert tensors.sender is not None
         self._shapes = {slot: list(getattr(tensors, slot).shape) for slot in "xwg"}
         self._elements = tensors.sender
         self._operands = {name: getattr(tensors, name) for name in ("x", "w", "g", "tx", "tw")}
 
-    def rows(self, slot: str) -> torch.Tensor | None:
-        return None if slot == "w" else self.edges
+    def _make_product(self) -> Callable[..., torch.Tensor]:
+        return functools.partial(contract, self.problem)
 
     def _widths(self, slot: str) -> list[int]:
         """Of the blocks of components, and of each weight's channels."""
-        problem = self.contraction
-        if slot == "w":
-            return [problem.channels] * self._shapes["w"][1]
-        irreps = o3.Irreps(problem.irreps_in if slot == "x" else problem.irreps_out)
-        return [problem.channels * irrep.dim for _, irrep in irreps]
+        return [self.problem.channels] * self._shapes["w"][1] if slot == "w" else super()._widths(slot)
 
     def _worst_block(self, slot: str, output: torch.Tensor, expected: torch.Tensor) -> float:
         if slot == "w":
             return super()._worst_block(slot, output.flatten(1), expected.flatten(1))
-        both = (by_component(self.contraction, slot, rows, self.layout).flatten(1) for rows in (output, expected))
+        both = (by_component(self.problem, slot, rows, self.layout).flatten(1) for rows in (output, expected))
         return super()._worst_block(slot, *both)
 
     def _compute(self, direction: Any) -> dict[str, torch.Tensor]:
+        self._product = self._product or self._make_product()
         # Matrices of couplings dominate: with 16 components, some thousand numbers a channel.
-        widest = self.contraction.channels * self.contraction.dim_in * 40
+        widest = self.problem.channels * self.problem.dim_in * 40
         chunks = self.edges.split(max(1, CHUNK_ELEMENTS[self.device.type] // widest))
-        pieces = [self._laid(self._chunk(direction, chunk)) for chunk in chunks]
-        found = {slot: torch.cat([piece[slot] for piece in pieces]) for slot in direction.outputs if slot != "w"}
+        pieces = [self._chunk(direction, chunk) for chunk in chunks]
+        values = {slot: torch.cat([piece[slot] for piece in pieces]) for slot in direction.outputs if slot != "w"}
+        found = {slot: from_component(self.problem, slot, value, self.layout) for slot, value in values.items()}
         if direction.name != "forward" and "w" in direction.outputs:
             found["w"] = torch.zeros(self._shapes["w"], dtype=torch.float64, device=self.device)
             for chunk, piece in zip(chunks, pieces, strict=True):
-                found["w"].index_add_(0, self._rows_of(chunk), piece["w"])
+                found["w"].index_add_(0, self._elements[chunk].long(), piece["w"])
         return found
-
-    def _rows_of(self, chunk: torch.Tensor) -> torch.Tensor:
-        assert self._elements is not None
-        return self._elements[chunk].long()
 
     def _gather(self, name: str, chunk: torch.Tensor) -> torch.Tensor:
         if name.endswith("w"):
-            return self._operands[name][self._rows_of(chunk)].to(torch.float64)
+            return self._operands[name][self._elements[chunk].long()].to(torch.float64)
         rows = self._operands[name][chunk].to(torch.float64)
-        return by_component(self.contraction, name[-1], rows, self.layout).contiguous()
-
-    def _laid(self, values: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
-        """Detached, in the workload's layout."""
-        return {
-            slot: value.detach() if slot == "w" else from_component(self.contraction, slot, value.detach(), self.layout)
-            for slot, value in values.items()
-        }
+        return by_component(self.problem, name[-1], rows, self.layout).contiguous()

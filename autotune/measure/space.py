@@ -11,14 +11,14 @@ import dataclasses
 import itertools
 import math
 import random
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
-from autotune.database.lookup import find_schedule
+from autotune.database.lookup import plan_for
 from autotune.database.nearest import canonical_product, nearest_values, pair_knobs, product_knobs, threads_of
-from autotune.errors import ConfigError, unknown_name
+from autotune.errors import check_known
 from autotune.workload.kind import KernelKind
 from autotune.workload.known_kinds import kernel_kind
 from kernelgen.arithmetic.directions import Direction
@@ -47,6 +47,12 @@ class Space:
     knobs: Mapping[str, tuple]
     probes: tuple[Knobs, ...] = ()
 
+    @classmethod
+    def of(cls, spec: Any, knobs: Mapping[str, tuple], *probing: Callable[[Space], Iterable[Knobs]]) -> Space:
+        """With the probes that these functions give for the space."""
+        space = cls(spec, MappingProxyType({**knobs}))
+        return dataclasses.replace(space, probes=tuple(probe for each in probing for probe in each(space)))
+
     @property
     def kind(self) -> KernelKind:
         return kernel_kind(self.spec.operation)
@@ -74,10 +80,7 @@ class Space:
         """The space with some knobs limited to these values; the default schedule's values always stay."""
         knobs = dict(self.knobs)
         for knob, allowed in choices.items():
-            if knob not in knobs:
-                raise ConfigError(
-                    f"{self.spec.operation} {self.spec.direction.name}: {unknown_name('knob', knob, knobs)}"
-                )
+            check_known("knob", knob, knobs, f"{self.spec.operation} {self.spec.direction.name}: ")
             knobs[knob] = tuple(dict.fromkeys((*allowed, getattr(self.default, knob))))
         return dataclasses.replace(self, knobs=MappingProxyType(knobs))
 
@@ -100,7 +103,7 @@ class Space:
 
     def plan(self, schedule: Knobs) -> Any:
         """The plan that is compiled for a schedule; ScheduleError if illegal."""
-        return self.kind.plan(self.kind.kernel_spec(self.spec, schedule), find_schedule)
+        return plan_for(self.spec, schedule)
 
     def broken_limit(self, schedule: Knobs) -> str | None:
         """Why the schedule is illegal, or None if it is legal."""
@@ -134,9 +137,6 @@ class Space:
         return len(distinct)
 
 
-# The whole search space of one kernel of a tensor product on one device.
-
-
 def search_space(
     problem: TensorProductProblem,
     operation: str,
@@ -156,26 +156,21 @@ def search_space(
     spec = kind.spec(problem, operation, direction, dtype, layout, facts, deterministic)
     spec = dataclasses.replace(spec, schedule=kind.default(spec, num_edges))
     if not problem.is_channelwise:
-        space = Space(spec, MappingProxyType(pair_knobs(spec)))
-        return dataclasses.replace(space, probes=unfused(space))
-    space = Space(spec, MappingProxyType(product_knobs(spec, num_edges, skewed)))
-    space = dataclasses.replace(space, spec=dataclasses.replace(spec, schedule=space.canonical(spec.schedule)))
-    return dataclasses.replace(space, probes=probes_of(space))
-
-
-# The whole search space of one kernel of spherical harmonics on one device.
+        return Space.of(spec, pair_knobs(spec), unfused)
+    canonical = dataclasses.replace(spec, schedule=canonical_product(spec, spec.schedule))
+    return Space.of(canonical, product_knobs(spec, num_edges, skewed), _tilings, _owners, _forms, unfused)
 
 
 def harmonics_space(spec: Any) -> Space:
     """All choices of all knobs; threads as for every host kernel. On a GPU each way of staging is a probe."""
     default = kernel_kind(spec.operation).default(spec, None)
     knobs = {**default.choices} | ({"threads": threads_of(spec.facts)} if "threads" in default.choices else {})
-    space = Space(dataclasses.replace(spec, schedule=default), MappingProxyType(knobs))
-    staged = (space.schedule({"staging": staging}) for staging in knobs.get("staging", ()))
-    return dataclasses.replace(space, probes=tuple(s for s in staged if s != default and not space.broken_limit(s)))
 
+    def staged(space: Space) -> Iterator[Knobs]:
+        found = (space.schedule({"staging": staging}) for staging in knobs.get("staging", ()))
+        return (schedule for schedule in found if schedule != default and not space.broken_limit(schedule))
 
-# The search space of one kernel of a symmetric contraction on one device.
+    return Space.of(dataclasses.replace(spec, schedule=default), knobs, staged)
 
 
 def contraction_space(spec: Any, num_nodes: int) -> Space:
@@ -201,26 +196,19 @@ def contraction_space(spec: Any, num_nodes: int) -> Space:
     for knob, choices in knobs.items():
         value = getattr(default, knob)
         knobs[knob] = choices if value in choices else (*choices, value)
-    space = Space(spec, MappingProxyType(knobs))
-    return dataclasses.replace(space, probes=_probes(space))
+    return Space.of(spec, knobs, _other_statements)
 
 
-def _probes(space: Space) -> tuple[Knobs, ...]:
+def _other_statements(space: Space) -> list[Knobs]:
     """On a GPU: the default with each other form of the statements, and in smaller blocks."""
     if space.spec.facts.backend != "cuda":
-        return ()
-    changes: list[dict[str, Any]] = [
-        {knob: value} for knob in ("gradients", "sums", "pace", "order", "zeros") for value in space.knobs.get(knob, ())
-    ]
-    found = (space.schedule(change) for change in (*changes, {"block_size": 64}, {"block_size": 64, "pace": "parts"}))
-    return tuple(
-        dict.fromkeys(
-            schedule for schedule in found if schedule != space.default and space.broken_limit(schedule) is None
-        )
-    )
+        return []
+    forms = ("gradients", "sums", "pace", "order", "zeros")
+    changes: list[dict[str, Any]] = [{knob: value} for knob in forms for value in space.knobs.get(knob, ())]
+    changes += [{"block_size": 64}, {"block_size": 64, "pace": "parts"}]
+    found = dict.fromkeys(map(space.schedule, changes))
+    return [schedule for schedule in found if schedule != space.default and space.broken_limit(schedule) is None]
 
-
-# The search space of one kernel of a radial convolution on one device.
 
 # Knobs of gradients alone: a value's kernel keeps sums of a receiver in registers.
 OF_GRADIENTS = ("order", "slices", "coupled")
@@ -234,7 +222,7 @@ def radial_space(spec: Any) -> Space:
     without: tuple[str, ...] = OF_GRADIENTS if spec.direction.name == "forward" else ()
     if spec.facts.arch not in WITH_WGMMA:
         without += OF_WARPGROUPS
-    return Space(spec, MappingProxyType({name: knobs[name] for name in knobs if name not in without}))
+    return Space.of(spec, {name: knobs[name] for name in knobs if name not in without})
 
 
 # Probes of a space: schedules that are measured once each, beside the sampler's proposals.
@@ -249,12 +237,6 @@ def radial_space(spec: Any) -> Space:
 TILING_REGISTERS = 200
 # Edges per warp and channels per lane.
 _TILINGS = ((1, 1), (1, 2), (1, 4), (2, 2), (4, 4))
-
-
-def probes_of(space: Space) -> tuple[Knobs, ...]:
-    """Probes for a kernel of a channelwise product."""
-    kinds = (_tilings, _owners, _forms, unfused)
-    return tuple(schedule for kind in kinds for schedule in kind(space))
 
 
 def _legal(space: Space, values: Mapping[str, Any]) -> CudaSchedule | None:

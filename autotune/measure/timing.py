@@ -162,27 +162,25 @@ def _nvml(device: torch.device) -> tuple[Any, Any]:
         return None, None
 
 
+def _answer_of_nvml(device: torch.device, question: str, *arguments: Any) -> Any:
+    """What one of NVML's functions says of a GPU; None without NVML, and where it does not answer for this GPU."""
+    nvml, handle = _nvml(device)
+    try:
+        return None if nvml is None else getattr(nvml, question)(handle, *arguments)
+    except Exception:
+        return None
+
+
 def throttle_reasons(device: torch.device) -> set[str]:
     """Why a GPU's clocks are lower than they could be, now, in words."""
-    nvml, handle = _nvml(device)
-    if nvml is None:
-        return set()
-    try:
-        active = nvml.nvmlDeviceGetCurrentClocksThrottleReasons(handle)
-    except Exception:  # not on this GPU
-        return set()
+    active, (nvml, _) = _answer_of_nvml(device, "nvmlDeviceGetCurrentClocksThrottleReasons") or 0, _nvml(device)
     return {text for name, text in THROTTLES.items() if active & getattr(nvml, f"nvmlClocksThrottleReason{name}", 0)}
 
 
 def energy_j(device: torch.device) -> float | None:
     """Joules that a GPU has taken so far, by a counter that moves a few times a second; None where NVML has none."""
-    nvml, handle = _nvml(device)
-    if nvml is None:
-        return None
-    try:
-        return float(nvml.nvmlDeviceGetTotalEnergyConsumption(handle)) / 1e3
-    except Exception:  # not on this GPU
-        return None
+    millijoules = _answer_of_nvml(device, "nvmlDeviceGetTotalEnergyConsumption")
+    return None if millijoules is None else float(millijoules) / 1e3
 
 
 def require_energy(device: torch.device | str) -> None:
@@ -210,14 +208,8 @@ def require_figures(objective: Objective, device: torch.device | str) -> None:
 
 def gpu_processes(device: torch.device, since_us: int) -> int:
     """The number of other processes that computed on a GPU since a time of the host's clock, in microseconds."""
-    nvml, handle = _nvml(device)
-    if nvml is None:
-        return 0
-    try:
-        samples = nvml.nvmlDeviceGetProcessUtilization(handle, since_us)
-    except Exception:  # nothing computed, or not on this GPU
-        return 0
-    active = {sample.pid for sample in samples if sample.smUtil > 0}
+    samples = _answer_of_nvml(device, "nvmlDeviceGetProcessUtilization", since_us)  # none if nothing computed
+    active = {sample.pid for sample in samples or () if sample.smUtil > 0}
     # In a container NVML may number processes as the host does: then one of them is this one.
     return len(active - {os.getpid()}) if os.getpid() in active else max(0, len(active) - 1)
 
@@ -255,13 +247,13 @@ WAITED_SHARE, MOST_RETAKEN, RETAKEN_S, THROTTLED_PAUSE_S = 0.02, 5, 0.3, 0.05
 
 @dataclass(frozen=True)
 class Timing:
-    """``clocks`` is the SM clock in MHz while sampling (least, median, most), None if NVML does not report it.
+    """``time_us`` is the median. ``clocks``: the SM clock in MHz while sampling (least, median, most), None if unknown.
 
     ``cut`` marks a candidate given up early, with a median of fewer than ``MIN_SAMPLES`` samples. ``conditions`` are
     those of the machine meanwhile, as :class:`autotune.measure.timing.Conditions` stores them.
     """
 
-    median_us: float
+    time_us: float
     q1_us: float
     q3_us: float
     samples_us: tuple[float, ...]
@@ -271,7 +263,7 @@ class Timing:
 
     def to_dict(self) -> dict[str, Any]:
         return {
-            "time_us": self.median_us,
+            "time_us": self.time_us,
             "q1_us": self.q1_us,
             "q3_us": self.q3_us,
             "samples_us": list(self.samples_us),
@@ -357,7 +349,7 @@ class Sampler:
             start = time.perf_counter()
             self.call()
             launch_s = min(launch_s, time.perf_counter() - start)
-            self._synchronize()
+            synchronize(self.device)
             last, calls = time.perf_counter() - start, calls + 1
             if calls == 1 and self.device.type == "cuda":
                 begin = time.perf_counter()  # the first call may compile and tune, and does not count
@@ -399,16 +391,16 @@ class Sampler:
         few calls, because autograd's thread may release a call's results during the next call, which then seems to
         need less.
         """
-        return max(self._call_peak() for _ in range(PEAK_CALLS)) if self.device.type == "cuda" else None
-
-    def _call_peak(self) -> int:
-        time.sleep(PEAK_PAUSE_S)
-        self._synchronize()
-        before = torch.cuda.memory_stats(self.device)["requested_bytes.all.current"]
-        torch.cuda.reset_peak_memory_stats(self.device)
-        self.call()
-        self._synchronize()
-        return int(torch.cuda.memory_stats(self.device)["requested_bytes.all.peak"]) - int(before)
+        peak = None
+        for _ in range(PEAK_CALLS if self.device.type == "cuda" else 0):
+            time.sleep(PEAK_PAUSE_S)
+            synchronize(self.device)
+            before = int(torch.cuda.memory_stats(self.device)["requested_bytes.all.current"])
+            torch.cuda.reset_peak_memory_stats(self.device)
+            self.call()
+            synchronize(self.device)
+            peak = max(peak or 0, int(torch.cuda.memory_stats(self.device)["requested_bytes.all.peak"]) - before)
+        return peak
 
     def host_row_us(self, seconds: float) -> float:
         """Microseconds until a call returns, averaged over a row of calls that starts with an empty device queue.
@@ -417,17 +409,13 @@ class Sampler:
         of the host only adds to the result, so take the least of several rows.
         """
         calls = max(MIN_HOST_CALLS, min(HOST_CALLS, int(HOST_ROW_S / max(seconds, 1e-9))))
-        self._synchronize()
+        synchronize(self.device)
         start = time.perf_counter_ns()
         for _ in range(calls):
             self.call()
         row = (time.perf_counter_ns() - start) / 1e3 / calls
-        self._synchronize()
+        synchronize(self.device)
         return round(row, 3)
-
-    def _synchronize(self) -> None:
-        if self.device.type == "cuda":
-            torch.cuda.synchronize(self.device)
 
     def _evict(self) -> None:
         if self._cold_code:
@@ -451,7 +439,7 @@ class Sampler:
             with torch.cuda.device(self.device):
                 pairs = [self._queue_sample() for _ in range(count)]
             is_throttled = self.watch.glance()
-            self._synchronize()
+            synchronize(self.device)
             samples = [start.elapsed_time(end) * 1e3 for start, end in pairs]
             if self._keeps(samples, is_throttled):
                 return samples
@@ -580,7 +568,7 @@ def copy_us(device: torch.device | str, moved: int) -> float:
     device = torch.device(device)
     source = torch.ones(max(1, moved // 8), dtype=torch.float32, device=device)
     target = torch.zeros_like(source)
-    return time_callable(lambda: target.copy_(source), device, min_samples=20, max_seconds=0.2).median_us
+    return time_callable(lambda: target.copy_(source), device, min_samples=20, max_seconds=0.2).time_us
 
 
 @functools.lru_cache(maxsize=4)
@@ -591,7 +579,7 @@ def copy_bandwidth(device: torch.device | str) -> float:
     source = torch.ones(count, dtype=torch.float32, device=device)
     target = torch.zeros_like(source)
     timing = time_callable(lambda: target.copy_(source), device, max_seconds=1.0, cold_cache=False)
-    return 2 * 4 * count / (timing.median_us * 1e-6)
+    return 2 * 4 * count / (timing.time_us * 1e-6)
 
 
 # Confidence interval and verdict for the ratio of two measured times, from raw samples.
@@ -634,7 +622,8 @@ def ratio_interval(
         return min(float(ratios[outside]), ratio), max(float(ratios[-1 - outside]), ratio)
     # One random stream for both sides: equal streams would pair the draws of equal samples.
     generator = np.random.default_rng(0)
-    below, above = (_medians(side, generator) for side in sides)
+    draws = (side[generator.integers(0, len(side), (RESAMPLES, len(side)))] for side in sides)
+    below, above = (np.median(each, axis=1) for each in draws)
     low, high = np.quantile(above / below, [(1 - level) / 2, (1 + level) / 2])
     return float(low), float(high)
 
@@ -677,8 +666,3 @@ def _rounds_outside(rounds: int, level: float) -> int:
     while (chance := chance + math.comb(rounds, outside + 1) * 2.0**-rounds) <= most:
         outside += 1
     return outside
-
-
-def _medians(times: NDArray[np.float64], generator: np.random.Generator) -> NDArray[np.float64]:
-    """Median of each resample, [RESAMPLES]."""
-    return np.median(times[generator.integers(0, len(times), (RESAMPLES, len(times)))], axis=1)

@@ -12,13 +12,13 @@ import gc
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 
 from autotune.database.entry import what_is_wrong
+from autotune.measure import timing
 from autotune.measure.kinds import Run, guarded, measured_kind, order_of
-from autotune.measure.references import Reference
 from autotune.measure.worker import Worker, WorkerLost
 from autotune.workload.objective import FIGURES, TIME
 from autotune.workload.workload import Tensors, Workload
@@ -27,9 +27,6 @@ from kernelgen.device import device_facts
 from kernelgen.errors import CacheError, CompileError, ScheduleError, ToolMissingError
 from kernelgen.kernels.knobs import Knobs
 from kernelgen.kernels.product.plan import small_graph_edges
-
-if TYPE_CHECKING:
-    from autotune.measure.timing import Timing
 
 # Whose energy is measured: a kernel that takes so many times the least time would have to draw as much less power.
 ENERGY_WITHIN = 1.5
@@ -44,7 +41,7 @@ class Outcome:
     cut: given up after a few samples because it is far slower than the best, so its median is imprecise.
     conditions: of the machine while it was timed, see :mod:`autotune.measure.timing`.
     errors: largest relative error against float64 by output slot. certificate: see
-    :func:`autotune.measure.trial.certify`; empty unless it was asked for. device_lost: nothing more can run in
+    :meth:`WorkloadSession.check`; empty unless it was asked for. device_lost: nothing more can run in
     that process. figures: what else was asked for and found of a call, by the keys of
     :data:`autotune.workload.objective.FIGURES`.
     """
@@ -123,14 +120,26 @@ class WorkloadSession:
         return self.kind.run(operator, direction, self.tensors, self.order, poison=False)
 
     def check(self, operator: Any, direction: str, certifies: bool) -> tuple[dict[str, float], dict[str, Any]]:
-        """Errors against float64 by slot, and the certificate of a direction if it is asked for."""
+        """Errors against float64 by slot, and the certificate of a direction if it is asked for.
+
+        ``bitwise``: whether two runs gave the same bits; errors are those of both. ``equivariance``: relative error
+        under a rotation with inversion. ``edges``: number of edges checked for errors.
+        """
 
         def run(tensors: Tensors) -> dict[str, Any]:
             return self.kind.run(operator, direction, tensors, self.order, poison=True)()
 
-        if certifies:
-            return certify(self.workload, direction, self.tensors, self.reference, run)
-        return self.reference.check(direction, run(self.tensors)), {}
+        first = run(self.tensors)
+        errors = self.reference.check(direction, first)
+        if not certifies:
+            return errors, {}
+        second = run(self.tensors)
+        for slot, error in self.reference.check(direction, second).items():
+            errors[slot] = max(error, errors[slot])
+        bitwise = all(torch.equal(first[slot], second[slot]) for slot in first)
+        del first, second
+        equivariance = equivariance_error(self.workload, self.tensors, run)
+        return errors, {"bitwise": bitwise, "equivariance": equivariance, "edges": self.reference.checked_edges}
 
 
 class TrialSession(WorkloadSession):
@@ -154,15 +163,14 @@ class TrialSession(WorkloadSession):
                 return Outcome("wrong", wrong, errors=finite(errors), **known)
             if job.max_seconds is None:
                 return Outcome("ok", errors=errors, certificate=certificate, **known)
-            timing = self._timing(operator, job)
-            figures = self._figures(operator, job, timing)
+            timed = self._timing(operator, job)
+            figures = self._figures(operator, job, timed)
             later, _ = self.check(operator, job.direction, certifies=False)
             errors = {slot: max(error, later[slot]) for slot, error in errors.items()}
             if (wrong := what_is_wrong(later, self.workload.tolerance)) is not None:
-                return Outcome(
-                    "wrong", f"right at its first launch, not at a later one: {wrong}", errors=finite(errors)
-                )
-            return outcome_of(timing, errors=errors, certificate=certificate, figures=figures, **known)
+                why = f"right at its first launch, not at a later one: {wrong}"
+                return Outcome("wrong", why, errors=finite(errors))
+            return Outcome("ok", **vars(timed), errors=errors, certificate=certificate, figures=figures, **known)
         except ScheduleError as error:
             return Outcome("illegal", str(error))
         except CompileError as error:
@@ -176,41 +184,22 @@ class TrialSession(WorkloadSession):
             free_memory(self.device)
         return Outcome(state, reason, device_lost=lost)
 
-    def _timing(self, operator: Any, job: TrialJob) -> Timing:
-        from autotune.measure.timing import HOPELESS_RATIO, time_callable
-
+    def _timing(self, operator: Any, job: TrialJob) -> timing.Timing:
         assert job.max_seconds is not None
-        hopeless = None if job.best_us is None else HOPELESS_RATIO * job.best_us
+        hopeless = None if job.best_us is None else timing.HOPELESS_RATIO * job.best_us
         options: dict[str, Any] = {"max_seconds": job.max_seconds, "hopeless_us": hopeless}
         # Of small graphs, where loading the code matters: a long kernel loads its code once.
-        return time_callable(self.run(operator, job.direction), self.device, cold_code=self.is_small, **options)
+        return timing.time_callable(self.run(operator, job.direction), self.device, cold_code=self.is_small, **options)
 
-    def _figures(self, operator: Any, job: TrialJob, timing: Timing) -> dict[str, float]:
+    def _figures(self, operator: Any, job: TrialJob, timed: timing.Timing) -> dict[str, float]:
         """What the job asks for besides time, as far as it is known here."""
-        from autotune.measure.timing import ENERGY_ROUND_S, Sampler, joules_a_call
-
         run, found = self.run(operator, job.direction), dict[str, float | None]()
         if "memory" in job.figures:
-            found["memory"] = Sampler(run, self.device, cold_cache=False).peak_bytes()
-        is_near = job.best_us is None or timing.median_us <= ENERGY_WITHIN * job.best_us
-        if "energy" in job.figures and is_near and not timing.cut:
-            found["energy"] = joules_a_call(run, self.device, ENERGY_ROUND_S)
+            found["memory"] = timing.Sampler(run, self.device, cold_cache=False).peak_bytes()
+        is_near = job.best_us is None or timed.time_us <= ENERGY_WITHIN * job.best_us
+        if "energy" in job.figures and is_near and not timed.cut:
+            found["energy"] = timing.joules_a_call(run, self.device, timing.ENERGY_ROUND_S)
         return {FIGURES[name]: value for name, value in found.items() if value is not None}
-
-
-def outcome_of(timing: Timing, **known: Any) -> Outcome:
-    """The outcome of a schedule that passed."""
-    return Outcome(
-        "ok",
-        time_us=timing.median_us,
-        q1_us=timing.q1_us,
-        q3_us=timing.q3_us,
-        samples_us=timing.samples_us,
-        cut=timing.cut,
-        clocks=timing.clocks,
-        conditions=timing.conditions,
-        **known,
-    )
 
 
 def is_out_of_memory(error: Exception) -> bool:
@@ -304,13 +293,12 @@ def equivariance_error(
     workload: Workload,
     tensors: Tensors,
     run: Callable[[Tensors], Mapping[str, torch.Tensor]],
-    seed: int = 0,
 ) -> float:
     """The largest relative error (Euclidean norm over all rows) of the outputs of ``run``, by slot.
 
     run: outputs (``x``, ``y``, ``w``, ``g``) for given tensors, of one direction.
     """
-    irreps, rotation = workload.kind.irreps(workload.problem, workload.layout), random_rotation(seed)
+    irreps, rotation = workload.kind.irreps(workload.problem, workload.layout), random_rotation()
     layouts = {"x": workload.layout, "y": "mul_ir", "g": workload.layout}
 
     def turn(slot: str, rows: torch.Tensor) -> torch.Tensor:
@@ -325,29 +313,3 @@ def equivariance_error(
         size, difference = float(expected.norm()), float((after[slot].double() - expected).norm())
         worst = max(worst, difference / size if size else (torch.inf if difference else 0.0))
     return worst
-
-
-# The certificate of a kernel: what is known of its values besides their errors, measured on its device.
-
-
-def certify(
-    workload: Workload,
-    direction: str,
-    tensors: Tensors,
-    reference: Reference,
-    run: Callable[[Tensors], Mapping[str, torch.Tensor]],
-) -> tuple[dict[str, float], dict[str, Any]]:
-    """Errors against float64 by slot, from two runs, and the certificate of a direction.
-
-    run: outputs by slot for given tensors. ``bitwise``: whether both runs gave the same bits. ``equivariance``:
-    relative error under a rotation with inversion. ``edges``: number of edges checked for errors.
-    """
-    first = run(tensors)
-    errors = reference.check(direction, first)
-    second = run(tensors)
-    for slot, error in reference.check(direction, second).items():
-        errors[slot] = max(error, errors[slot])
-    bitwise = all(torch.equal(first[slot], second[slot]) for slot in first)
-    del first, second
-    equivariance = equivariance_error(workload, tensors, run)
-    return errors, {"bitwise": bitwise, "equivariance": equivariance, "edges": reference.checked_edges}

@@ -17,13 +17,12 @@ import signal
 import sys
 import threading
 import warnings
-from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Sequence
 from multiprocessing import context, popen_forkserver, reduction, spawn
 from multiprocessing.connection import Connection
 from multiprocessing.forkserver import ForkServer, read_signed
 from multiprocessing.process import BaseProcess
-from multiprocessing.util import Finalize
+from multiprocessing.util import Finalize, close_fds  # type: ignore[attr-defined]
 from pathlib import Path
 from typing import Any, Concatenate, ParamSpec, Protocol, TypeVar
 
@@ -43,11 +42,6 @@ class Setting(Protocol):
         """The session."""
 
 
-@dataclass(frozen=True)
-class _Reopen:
-    setting: Setting
-
-
 class WorkerLost(WorkerError):
     """The process ended before it answered; ``state`` is ``timeout`` or ``crashed``."""
 
@@ -60,10 +54,8 @@ class WorkerLost(WorkerError):
 class Worker:
     """One process at a time, started by the first job after construction, loss or :meth:`close`."""
 
-    def __init__(self, setting: Setting, start_limit_s: float = START_LIMIT_S) -> None:
-        self.setting = setting
-        self.start_limit_s = start_limit_s
-        self.starts = 0
+    def __init__(self, setting: Setting) -> None:
+        self.setting, self.starts = setting, 0
         # Number of set-ups requested from the process and not yet confirmed.
         self._pending = 0
         # True until the present process has answered a job: the first job fills caches and may take longer.
@@ -138,7 +130,7 @@ class Worker:
             return
         self._pending, self._busy = self._pending + 1, True
         try:
-            self._connection.send(_Reopen(setting))
+            self._connection.send((None, (setting,), {}))
         except (BrokenPipeError, ConnectionResetError):
             self.close()
 
@@ -151,7 +143,7 @@ class Worker:
         connection = self.launch()
         while self._pending:
             try:
-                self._receive(connection, self.start_limit_s)
+                self._receive(connection, START_LIMIT_S)
             except WorkerLost as lost:
                 # No schedule caused this, so it must not be recorded as a trial's outcome.
                 raise WorkerError(f"a worker process could not be set up: {lost.reason}") from None
@@ -194,16 +186,13 @@ def _serve(connection: Connection, setting: Setting) -> None:
             session = setting.open()
             connection.send((False, None))
             while True:
-                job = connection.recv()
-                if isinstance(job, _Reopen):
+                method, given, named = connection.recv()
+                if method is None:
                     # The last session's memory must be free before the next one is opened.
                     del session
                     gc.collect()
-                    session = job.setting.open()
-                    connection.send((False, None))
-                else:
-                    method, given, named = job
-                    connection.send((False, method(session, *given, **named)))
+                    session = given[0].open()
+                connection.send((False, None if method is None else method(session, *given, **named)))
         except (EOFError, ConnectionError):
             raise
         except Exception as error:
@@ -245,15 +234,14 @@ def end_with_parent() -> None:
 
     A killed parent cannot end its children itself.
     """
-    # Left behind at the end of this process: it only waits, in no C++.
-    threading.Thread(target=_follow_parent, daemon=True).start()
 
-
-def _follow_parent() -> None:
-    parent = multiprocessing.parent_process()
-    if parent is not None:
+    def follow(parent: BaseProcess) -> None:
         parent.join()
         os._exit(1)
+
+    if (parent := multiprocessing.parent_process()) is not None:
+        # Left behind at the end of this process: it only waits, in no C++.
+        threading.Thread(target=follow, args=(parent,), daemon=True).start()
 
 
 # Run a function on several devices of one host, with one process per device.
@@ -319,18 +307,14 @@ def on_each(devices: Sequence[str], what: str, work: Callable[..., None], *argum
                 process.join()
             except KeyboardInterrupt:
                 interrupted = True
-                _interrupt(started.values())
+                for other in started.values():
+                    if other.is_alive() and other.pid is not None:
+                        os.kill(other.pid, signal.SIGINT)
     lost = [f"the {what} on {name} {_end(process)}" for name, process in started.items() if process.exitcode]
     if lost:
         raise StudyError(f"{'; '.join(lost)}. Finished work is kept; to continue, run the same command again")
     if interrupted:
         raise KeyboardInterrupt
-
-
-def _interrupt(processes: Iterable[BaseProcess]) -> None:
-    for process in processes:
-        if process.is_alive() and process.pid is not None:
-            os.kill(process.pid, signal.SIGINT)
 
 
 def _end(process: BaseProcess) -> str:
@@ -419,7 +403,11 @@ class _Servers:
         environment = {name: value for name, value in os.environ.items() if not name.startswith(_READ_LATE)}
         with self._lock:
             if self._server is None or environment != self._imported_under:
-                self._retire()
+                self._retired = [pid for pid in self._retired if not _has_ended(pid)]
+                if self._server is not None and self._server._forkserver_pid is not None:
+                    # Its processes have this descriptor too; without any it ends.
+                    os.close(self._server._forkserver_alive_fd)
+                    self._retired.append(self._server._forkserver_pid)
                 self._server, self._imported_under = ForkServer(), environment
                 self._server.set_forkserver_preload(list(PRELOADED))
             # The server keeps this mask: a Ctrl-C, which reaches it too, must not end it while it imports.
@@ -429,13 +417,6 @@ class _Servers:
             finally:
                 signal.pthread_sigmask(signal.SIG_SETMASK, mask)
             return self._server
-
-    def _retire(self) -> None:
-        self._retired = [pid for pid in self._retired if not _has_ended(pid)]
-        if self._server is not None and self._server._forkserver_pid is not None:
-            # Its processes have this descriptor too; without any it ends.
-            os.close(self._server._forkserver_alive_fd)
-            self._retired.append(self._server._forkserver_pid)
 
 
 def _has_ended(pid: int) -> bool:
@@ -468,7 +449,7 @@ class _Popen(popen_forkserver.Popen):
         finally:
             context.set_spawning_popen(None)
         self.sentinel, written = _servers.present().connect_to_new_process(self._fds)
-        self.finalizer = Finalize(self, _close, (os.dup(written), self.sentinel))
+        self.finalizer = Finalize(self, close_fds, (os.dup(written), self.sentinel))
         with open(written, "wb", closefd=True) as file:
             file.write(data.getbuffer())
         try:
@@ -480,11 +461,6 @@ class _Popen(popen_forkserver.Popen):
                 f"the process that worker processes are forked from ended while it imported {names}; "
                 "import these in a Python of your own to see why"
             ) from None
-
-
-def _close(*descriptors: int) -> None:
-    for descriptor in descriptors:
-        os.close(descriptor)
 
 
 class _Process(context.ForkServerProcess):

@@ -15,7 +15,7 @@ from torch import Tensor
 
 from autotune.models.replace import ConvolutionBlock, Replacing
 from autotune.models.stand_ins import Draw, NodeStandIn, Place, StandIn, of_packages
-from autotune.workload.workload import relayout, to_mul_ir
+from autotune.workload.workload import relayout
 from kernelgen.compat import o3
 from kernelgen.errors import InputError, UnsupportedError
 from kernelgen.ops import node_kernels as gates
@@ -193,7 +193,7 @@ def with_users_descriptors(model: Any, out: dict[str, Tensor]) -> dict[str, Tens
     """A MACE model's results in ``ir_mul`` with ``node_feats``, those of all layers, in e3nn's layout."""
     if out.get("node_feats") is not None:
         irreps = "+".join(str(product.linear.irreps_out) for product in model.products)
-        out["node_feats"] = to_mul_ir(out["node_feats"], irreps)
+        out["node_feats"] = relayout(out["node_feats"], irreps, "ir_mul", "mul_ir")
     return out
 
 

@@ -124,8 +124,6 @@ def _grow(
     return asked, leaves
 
 
-# The trials of a device as data for a model: schedules of one kernel on one graph, with features and times.
-
 # Label, operation, direction, dtype, layout, graph class: what names a study in records.
 Name = tuple[str, str, str, str, str, str]
 
@@ -223,9 +221,6 @@ def _timed(spec: Spec, lines: trial_archive.Lines) -> Iterator[tuple[CudaSchedul
             yield plan.spec.schedule, float(line["time_us"]), bool(line.get("cut"))
 
 
-# Ways to choose a schedule for a problem whose trials and entries are held out.
-
-
 @dataclass(frozen=True, eq=False)
 class Held:
     """A study whose problem is held out, with what may be known of it.
@@ -286,17 +281,12 @@ def _sizes(key: str) -> tuple[float, ...]:
     return tuple(math.log2(max(1, size)) for size in sizes)
 
 
-def first_measured(order: Sequence[CudaSchedule], study: Trials) -> CudaSchedule | None:
-    """The first of an order that is among the study's trials."""
-    return next((schedule for schedule in order if schedule in study.times_us), None)
-
-
 # Every way to choose; None if it has no choice. ``measured``: among schedules that the held-out study has tried.
 CHOICES: Mapping[str, Callable[[Held], CudaSchedule | None]] = {
     "rules": lambda held: held.pool[0],
     "nearest": lambda held: held.pool[min(1, len(held.pool) - 1)],
     "model": lambda held: held.order[0],
-    "model, measured": lambda held: first_measured(held.order, held.study),
+    "model, measured": lambda held: next((each for each in held.order if each in held.study.times_us), None),
     "model, any trial": lambda held: held.tried[0],
 }
 
@@ -341,11 +331,6 @@ class Compared:
     @property
     def ratio(self) -> float:
         return self.chosen_us / self.tuned_us
-
-    def to_row(self) -> list[Any]:
-        """Plain data in the order of ``COLUMNS``; the ratio is there to be read."""
-        times = (self.chosen_us, self.tuned_us, self.rules_us)
-        return [*self.study, knobs_of(self.schedule), self.tuned, round(self.ratio, 4), *times]
 
 
 def key_of(entry: Entry, schedule: CudaSchedule) -> Key:
@@ -394,9 +379,14 @@ def store_comparisons(path: Path, slug: str, run: Mapping[str, Any], found: Iter
     if same is None:
         same = {**run, "rows": []}
         kept.append(same)
-    same["rows"] = [*same["rows"], *(compared.to_row() for compared in new.values())]
-    path.parent.mkdir(parents=True, exist_ok=True)
-    replace_file(path, _text(slug, [known for known in kept if known["rows"]]))
+    # In the order of COLUMNS; the ratio is there to be read.
+    same["rows"] += [
+        [*one.study, knobs_of(one.schedule), one.tuned, round(one.ratio, 4), one.chosen_us, one.tuned_us, one.rules_us]
+        for one in new.values()
+    ]
+    head = f'"record": {json.dumps(RECORD)},\n"device": {json.dumps(slug)},\n"columns": {json.dumps(COLUMNS)}'
+    texts = ",".join(_run_text(known) for known in kept if known["rows"])
+    replace_file(path, f'{{\n{head},\n"runs": [\n{texts}]\n}}\n')
 
 
 def _runs(path: Path) -> list[dict[str, Any]]:
@@ -404,15 +394,13 @@ def _runs(path: Path) -> list[dict[str, Any]]:
         data = parse_json(path.read_bytes())
         if data["record"] != RECORD or tuple(data["columns"]) != COLUMNS:
             raise ValueError(f"record {data['record']!r} with columns {data['columns']}; expected {COLUMNS}")
-        runs = [dict(run) for run in data["runs"]]
-        for run in runs:
-            for row in run["rows"]:
-                _compared(row)
+        for run in data["runs"]:
+            list(map(_compared, run["rows"]))
+        return [dict(run) for run in data["runs"]]
     except FileNotFoundError:
         return []
     except (ValueError, KeyError, TypeError, EquituneError) as error:
         raise ConfigError(f"{path} is no file of measured choices ({cause_of(error)}); move it away") from error
-    return runs
 
 
 def _compared(row: list[Any]) -> Compared:
@@ -422,13 +410,8 @@ def _compared(row: list[Any]) -> Compared:
     return Compared(tuple(study), schedule_of(knobs), tuned, chosen_us, tuned_us, rules_us)
 
 
-def _text(slug: str, runs: list[dict[str, Any]]) -> str:
-    """A line for each row."""
-    head = f'"record": {json.dumps(RECORD)},\n"device": {json.dumps(slug)},\n"columns": {json.dumps(COLUMNS)}'
-    return f'{{\n{head},\n"runs": [\n{",".join(map(_run_text, runs))}]\n}}\n'
-
-
 def _run_text(run: dict[str, Any]) -> str:
+    """A line for each row."""
     rows = ",\n".join(json.dumps(row, separators=(",", ":"), allow_nan=False) for row in run["rows"])
     told = json.dumps({name: value for name, value in run.items() if name != "rows"})
     return f'{told[:-1]}, "rows": [\n{rows}\n]}}\n'

@@ -61,16 +61,14 @@ class Group:
 
     def contenders(self, facts: DeviceFacts) -> dict[str, dict[str, Knobs]]:
         """Schedules by contender (``OURS``) and direction."""
-        tuned: dict[str, Knobs] = {one.entry.direction: one.entry.tuned_schedule for one in self.choices}
-        chosen: dict[str, Knobs] = {one.entry.direction: one.schedule for one in self.choices}
-        rules = {one.entry.direction: _by_rules(one.entry, facts) for one in self.choices}
-        return dict(zip(OURS, (tuned, chosen, rules), strict=True))
-
-
-def _by_rules(entry: Entry, facts: DeviceFacts) -> Knobs:
-    spec = fit.spec_of(entry, facts)
-    assert spec is not None
-    return default_schedule(spec, edges_for_rules(facts, entry.parsed_graph_class))
+        found: dict[str, dict[str, Knobs]] = {name: {} for name in OURS}
+        for one in self.choices:
+            spec = fit.spec_of(one.entry, facts)
+            assert spec is not None
+            rules = default_schedule(spec, edges_for_rules(facts, one.entry.parsed_graph_class))
+            for name, schedule in zip(OURS, (one.entry.tuned_schedule, one.schedule, rules), strict=True):
+                found[name][one.entry.direction] = schedule
+        return found
 
 
 def read_choices(archive: Path, results: Path) -> list[Choice]:
@@ -92,16 +90,15 @@ def read_choices(archive: Path, results: Path) -> list[Choice]:
         told, here = (record["archive"], record["drawn"]), digests(archive, results)
         if told != here:
             raise ValueError(f"it is of the trials {told}, and these are {here}")
-        return [_choice(row, entries[tuple(row[:6])], compared) for row in record["rows"]]
+        choices = []
+        for row in record["rows"]:
+            entry, schedule = entries[tuple(row[:6])], schedule_of(row[9])
+            found = compared.get(fit.key_of(entry, schedule))
+            choices.append(Choice(entry, schedule, Cost(found.ratio, True, True) if found else Cost(row[7], row[8])))
+        return choices
     except (KeyError, IndexError, ValueError, TypeError, EquituneError) as error:
         text = f"{path} has no choices for {archive} and {database} ({cause_of(error)}); {again}"
         raise ConfigError(text) from error
-
-
-def _choice(row: Sequence[Any], entry: Entry, compared: dict[fit.Key, fit.Compared]) -> Choice:
-    schedule = schedule_of(row[9])
-    known = compared.get(fit.key_of(entry, schedule))
-    return Choice(entry, schedule, Cost(known.ratio, True, True) if known else Cost(row[7], row[8]))
 
 
 def groups_of(choices: Sequence[Choice], say: Callable[[str], None]) -> list[Group]:
@@ -149,21 +146,17 @@ def _compare_each(
         return
     with Worker(IdleProcess(groups[0].workload.problem, device)) as worker:
         worker.launch()
-        for some in _together(groups):
+        before = itertools.accumulate((len(group.choices) for group in groups), initial=0)
+        numbered = zip((count // TOGETHER for count in before), groups, strict=False)
+        for _, some in itertools.groupby(numbered, key=lambda pair: pair[0]):
+            together = [group for _, group in some]
             if monotonic() >= end:
                 return
-            _compile(some, facts, device, say)
-            for group in some:
+            _compile(together, facts, device, say)
+            for group in together:
                 if monotonic() >= end:
                     return
                 yield group, _compare(group, facts, device, worker, say)
-
-
-def _together(groups: Sequence[Group]) -> Iterator[list[Group]]:
-    """Groups in their order, as many at a time as have ``TOGETHER`` choices."""
-    before = itertools.accumulate((len(group.choices) for group in groups), initial=0)
-    numbered = zip((count // TOGETHER for count in before), groups, strict=False)
-    return ([group for _, group in some] for _, some in itertools.groupby(numbered, key=lambda pair: pair[0]))
 
 
 def _compile(groups: Sequence[Group], facts: DeviceFacts, device: str, say: Callable[[str], None]) -> None:
@@ -195,19 +188,12 @@ def _compare(
     found = []
     for one in group.choices:
         results = {name: compared.results.get(name, {}).get(one.entry.direction, LOST) for name in OURS}
-        times = {name: result.timing.median_us for name, result in results.items() if result.timing}
-        say(_line(one, results))
+        times = {name: result.timing.time_us for name, result in results.items() if result.timing}
+        shown = [f"{key} {times[key]:.1f} us" if key in times else f"{key}: {results[key].error}" for key in results]
+        text = f"{' '.join(fit.name_of(one.entry))}: {', '.join(shown)}"
         if {"tuned", "chosen"} <= times.keys():
+            text += f"; {times['chosen'] / times['tuned']:.3f}, estimated {one.cost.ratio:.3f}"
             key = fit.key_of(one.entry, one.schedule)
             found.append(fit.Compared(*key, times["chosen"], times["tuned"], times.get("rules")))
+        say(text)
     return found
-
-
-def _line(choice: Choice, results: dict[str, Result]) -> str:
-    name = " ".join(fit.name_of(choice.entry))
-    times = {key: result.timing.median_us for key, result in results.items() if result.timing}
-    shown = [f"{key} {times[key]:.1f} us" if key in times else f"{key}: {results[key].error}" for key in results]
-    text = f"{name}: {', '.join(shown)}"
-    if {"tuned", "chosen"} <= times.keys():
-        text += f"; {times['chosen'] / times['tuned']:.3f}, estimated {choice.cost.ratio:.3f}"
-    return text

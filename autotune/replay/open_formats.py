@@ -228,9 +228,6 @@ def cache_of(study: StudyFile) -> dict[str, Any]:
     }
 
 
-# A whole results folder.
-
-
 @dataclass(frozen=True)
 class Exported:
     """Numbers of what was written; ``unnamed``: studies of which no entry or header says what they are."""
@@ -299,9 +296,6 @@ def studies_of(results: Path, slug: str, device: Mapping[str, Any]) -> tuple[lis
 def _write(path: Path, data: Mapping[str, Any]) -> None:
     path.parent.mkdir(parents=True, exist_ok=True)
     path.write_text(json.dumps(data, allow_nan=False) + "\n", encoding="utf-8")
-
-
-# Back again.
 
 
 def import_trials(path: Path, results: Path) -> tuple[Path, int]:

@@ -11,18 +11,16 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import Any
 
-from autotune.database.lookup import Finder, find_schedule
+from autotune.database.lookup import Finder, plan_for
 from autotune.database.model_of_time import table_for
 from autotune.database.store import device_files, load_table, tuned_dirs
 from autotune.search.loop import why_hopeless
 from autotune.workload.config import load_config
-from autotune.workload.known_kinds import kernel_kind
 from autotune.workload.toml_tables import known_configs
 from kernelgen.compile.compiler import compile_source
 from kernelgen.device import DeviceFacts, representative
 from kernelgen.errors import CompileError, UnsupportedError
 from kernelgen.kernels.dispatch import AnyPlan, emit, geometry
-from kernelgen.kernels.knobs import Knobs
 from kernelgen.kernels.product.plan import small_graph_edges
 from kernelgen.kernels.source import Source
 
@@ -171,9 +169,6 @@ def _faults(finding: Finding, threads: int, facts: DeviceFacts) -> Iterator[str]
         yield f"{threads} threads; a multiprocessor holds {facts.max_threads_per_unit}"
 
 
-# The kernels that a user of a GPU gets: for each tuned entry that is shipped, and for each default of the configs.
-
-
 @dataclass(frozen=True)
 class PortableKernel:
     """A kernel for a device. name: for people. origin: that of its schedule, see ``lookup.Tuning``.
@@ -206,7 +201,7 @@ def kernels_of_entries(facts: DeviceFacts) -> Iterator[PortableKernel]:
         try:
             spec = entry.spec(facts)
             found = Finder(spec, strict=False).find(entry.graph_class)
-            plan = _plan(spec, found.schedule)
+            plan = plan_for(spec, found.schedule)
         except UnsupportedError:  # this device has no kernels of the kind: modules take torch's operations
             continue
         yield PortableKernel(name, "entry", found.origin, found.reason, plan, emit(plan), entry.resources)
@@ -225,16 +220,10 @@ def kernels_of_defaults(facts: DeviceFacts) -> Iterator[PortableKernel]:
             name = " ".join((workload.label, workload.operation, direction, workload.dtype, workload.layout))
             for size, num_edges in (("large", None), ("small", small_graph_edges(facts))):
                 try:
-                    plan = _plan(spec, workload.kind.default(spec, num_edges))
+                    plan = plan_for(spec, workload.kind.default(spec, num_edges))
                 except UnsupportedError:  # as above
                     continue
                 yield PortableKernel(f"{name} {size}", "default", "default", "", plan, emit(plan), {})
-
-
-def _plan(spec: Any, schedule: Knobs) -> AnyPlan:
-    kind = kernel_kind(spec.operation)
-    plan: AnyPlan = kind.plan(kind.kernel_spec(spec, schedule), find_schedule)
-    return plan
 
 
 def distinct(kernels: Iterable[PortableKernel]) -> list[PortableKernel]:

@@ -23,7 +23,7 @@ from typing import Any
 from autotune.database import trials as trial_archive
 from autotune.database.entry import Entry
 from autotune.database.store import replace_file
-from autotune.errors import ConfigError, StudyError, unknown_name
+from autotune.errors import ConfigError, StudyError, check_known
 from autotune.measure.kinds import space_of
 from autotune.measure.space import Space
 from autotune.measure.trial import Outcome, TrialSetting
@@ -36,15 +36,12 @@ from autotune.search.study import Study, study_name
 from autotune.text import time_text
 from autotune.tune.settings import Progress
 from autotune.workload.config import TuneConfig
-from autotune.workload.graphs import build_graph
+from autotune.workload.known_kinds import kernel_kind, problem_from_key
 from autotune.workload.workload import GraphClass, Workload
-from kernelgen.arithmetic.directions import DIRECTIONS
 from kernelgen.device import DeviceFacts, device_facts
 from kernelgen.errors import CompileError, EquituneError
 from kernelgen.kernels.knobs import Knobs
 from kernelgen.kernels.product.schedule import schedule_from_dict
-from kernelgen.kernels.spec import Spec
-from kernelgen.problem.product import TensorProductProblem
 from kernelgen.version import GENERATOR_VERSION
 
 # Number of seeds per sampler; a Gaussian process takes seconds per trial, and the default order has no seed.
@@ -92,14 +89,11 @@ def run(
             raise CompileError(line["reason"])
         return Compiled(line["compile_s"] or 0.0, line["resources"])
 
-    def measure(schedule: Knobs, best_us: float | None) -> Outcome:
-        return _outcome(record.space.lines[schedule.key])
-
     with Study(record.space, record.header["study"], sampler=sampler, seed=seed, starts=starts) as study:
         end = search(
             study,
             prepare,
-            measure,
+            lambda schedule, best_us: _outcome(record.space.lines[schedule.key]),
             trials=trials,
             overlap=True,
             workers=ahead,
@@ -134,8 +128,8 @@ def replay(
     compilers = record.header["workers"]
 
     def searched(sampler: str, starts: Sequence[Knobs] = ()) -> dict[str, Any]:
-        if sampler not in SEEDS and ":" not in sampler:
-            raise ConfigError(unknown_name("sampler", sampler, SEEDS))
+        if ":" not in sampler:
+            check_known("sampler", sampler, SEEDS)
         count = 1 if sampler == "default" else seeds or SEEDS.get(sampler, SEEDS["tpe"])
         options: dict[str, Any] = {"ahead": ahead or proposals_ahead(sampler, compilers), "prune": prune}
         runs = [run(record, sampler, seed, trials, **options, starts=starts) for seed in range(count)]
@@ -144,21 +138,10 @@ def replay(
 
     found = {sampler: searched(sampler) for sampler in samplers}
     moved = {name: {"starts": len(starts), **searched(OWN, starts)} for name, starts in transfers.items() if starts}
-    facts = [
-        "study",
-        "label",
-        "problem",
-        "operation",
-        "direction",
-        "dtype",
-        "layout",
-        "graph",
-        "graph_class",
-        "generator",
-    ]
+    facts = "study label problem operation direction dtype layout graph graph_class generator"
     return {
         "record": record.path.stem,
-        **{key: record.header[key] for key in (*facts, "generator")},
+        **{key: record.header[key] for key in facts.split()},
         "device": record.header["device"]["slug"],
         "space_size": len(record.space.lines),
         "best_us": record.best_us,
@@ -173,8 +156,8 @@ def replay(
 
 def pruning(record: Record) -> dict[str, Any]:
     """What pruning would skip once the best is known, and the fastest skipped schedule relative to the best."""
-    best = record.measured[0]
-    facts, lines = record.space.spec.facts, record.space.lines.values()
+    best, facts = record.measured[0], record.space.spec.facts
+    lines = record.space.lines.values()
     skipped = [line for line in lines if why_hopeless(line["resources"], best["resources"], facts)]
     times = [line["time_us"] for line in skipped if line["state"] == "ok"]
     return {"skipped": len(skipped), "fastest_skipped": round(min(times) / best["time_us"], 4) if times else None}
@@ -183,17 +166,15 @@ def pruning(record: Record) -> dict[str, Any]:
 def write_replay(results_dir: Path, data: Mapping[str, Any]) -> Path:
     """Write ``results/replay/RECORD.json``, replacing the whole file."""
     path = Path(results_dir) / "replay" / f"{data['record']}.json"
-    path.parent.mkdir(parents=True, exist_ok=True)
     replace_file(path, json.dumps(data, indent=1, allow_nan=False) + "\n")
     return path
 
 
 def _median_curve(runs: Sequence[Sequence[float]], best_us: float) -> list[float | None]:
     """Median over runs of best so far over best of all; a finished run keeps its last value."""
-    columns = itertools.zip_longest(*runs)
     curve: list[float | None] = []
     last = [math.inf] * len(runs)
-    for column in columns:
+    for column in itertools.zip_longest(*runs):
         last = [before if now is None else now for before, now in zip(last, column, strict=True)]
         median = statistics.median(last)
         curve.append(None if math.isinf(median) else round(median / best_us, 4))
@@ -201,16 +182,8 @@ def _median_curve(runs: Sequence[Sequence[float]], best_us: float) -> list[float
 
 
 def _outcome(line: Mapping[str, Any]) -> Outcome:
-    return Outcome(
-        line["state"],
-        line["reason"],
-        line["time_us"],
-        line["q1_us"],
-        line["q3_us"],
-        cut=line["cut"],
-        errors=line["errors"],
-        resources=line["resources"],
-    )
+    known = "state reason time_us q1_us q3_us cut errors resources"
+    return Outcome(**{name: line[name] for name in known.split()})
 
 
 def replay_table(data: Mapping[str, Any]) -> Any:
@@ -285,7 +258,7 @@ def _record(workload: Workload, direction: str, space: Space, path: Path, worker
     measurer = Measurer(worker, direction, SAMPLING_S[facts.backend])
     _write_header(path, header(workload, direction, space, workers))
     with Study(space, name, path, sampler="brute") as study:
-        progress.start(f"record {workload.label} {direction}", study, space.count_legal(space.size + 1), None)
+        progress.start(f"record {workload.label} {direction}", study, space.count_legal(space.size + 1))
         end = search(
             study,
             lambda schedule: compile_ahead(space, schedule),
@@ -301,19 +274,11 @@ def _record(workload: Workload, direction: str, space: Space, path: Path, worker
 
 def header(workload: Workload, direction: str, space: Space, workers: int) -> dict[str, Any]:
     """Everything needed to rebuild the space; ``workers``: parallel compilers, and so pending proposals."""
-    graph, facts = build_graph(workload.graph), space.spec.facts
+    facts = space.spec.facts
     return {
         "record": 1,
         "study": study_name(workload, direction),
-        "label": workload.label,
-        "problem": workload.problem.key,
-        "operation": workload.operation,
-        "direction": direction,
-        "dtype": workload.dtype,
-        "layout": workload.layout,
-        "deterministic": workload.deterministic,
-        "graph": {"name": workload.graph.name, "edges": graph.num_edges, "nodes": graph.num_nodes},
-        "graph_class": workload.graph_class().text,
+        **workload.facts(direction),
         "device": dataclasses.asdict(facts) | {"slug": facts.slug},
         "generator": GENERATOR_VERSION,
         "knobs": {knob: list(choices) for knob, choices in space.knobs.items()},
@@ -328,16 +293,11 @@ def _write_header(path: Path, wanted: dict[str, Any]) -> None:
     lines = trial_archive.read_study(path)
     if not lines:
         trial_archive.append(path, wanted)
-        return
-    differing = [key for key in SAME if lines[0].get(key) != wanted[key]]
-    if differing:
+    elif differing := [key for key in SAME if lines[0].get(key) != wanted[key]]:
         raise StudyError(
             f"{path} was recorded with another {' and '.join(differing)}; move it away to record anew, or go on with "
             "the version and config that it was begun with"
         )
-
-
-# Read a file of ``equitune record`` as a :class:`Record`: a search space with known outcomes.
 
 
 @dataclass(frozen=True)
@@ -400,18 +360,11 @@ def load_record(path: Path) -> Record:
     try:
         by_key = {schedule_from_dict(line["schedule"]).key: line for line in lines}
         default = schedule_from_dict(header["default"])
-        facts = {key: value for key, value in header["device"].items() if key != "slug"}
-        spec = Spec(
-            TensorProductProblem.from_key(header["problem"]),
-            DIRECTIONS[header["direction"]],
-            default,
-            header["operation"],
-            header["dtype"],
-            header["layout"],
-            "int64",
-            DeviceFacts(**facts),
-            header["deterministic"],
-        )
+        facts = DeviceFacts(**{key: value for key, value in header["device"].items() if key != "slug"})
+        operation, direction, dtype, layout = (header[key] for key in ("operation", "direction", "dtype", "layout"))
+        kernel = (problem_from_key(header["problem"]), operation, direction, dtype, layout)
+        blank = kernel_kind(operation).spec(*kernel, facts, header["deterministic"])
+        spec = dataclasses.replace(blank, schedule=default)
         knobs = MappingProxyType({knob: tuple(choices) for knob, choices in header["knobs"].items()})
         probes = tuple(schedule_from_dict(schedule) for schedule in header["probes"])
     except (EquituneError, KeyError, TypeError) as error:

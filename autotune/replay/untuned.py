@@ -84,7 +84,7 @@ def replay_defaults(archive: Path, results: Path, note: Callable[[str], None]) -
         "estimate_log_error": round(estimator.error, 4),
         "choices": found,
         "rows": rows_of(held, costs),
-        "starts": starts_of(held, _orders(held, entries), estimator),
+        "starts": starts_of(held, entries, estimator),
         "transfer": transfers(held, estimator),
     }
     bench = list(stored_rows(results, facts))
@@ -94,22 +94,6 @@ def replay_defaults(archive: Path, results: Path, note: Callable[[str], None]) -
     table = table_data(device, entries, studies, trees, expected_of(found), record["transfer"])
     path = record_path(results, device["slug"])
     return record, _write(path, record), _write(table_path(results, device["slug"]), table)
-
-
-def _orders(held: Sequence[fit.Held], entries: Sequence[Entry]) -> dict[str, list[list[CudaSchedule]]]:
-    """The starting points of a search as they were, by kinship, and by the model; each behind nothing else."""
-    by_kinship: list[list[CudaSchedule]] = []
-    for one in held:
-        entry, spec = one.study.entry, one.study.spec
-        kernel = (spec.problem, entry.operation, entry.direction, entry.dtype, spec.facts, entry.layout)
-        space = search_space(*kernel, num_edges=2**one.study.graph_class.log2_edges)
-        others = [other for other in entries if shape_of(other.problem) != one.study.shape]
-        starts = (space.default, *starting_points(space, one.study.graph_class, others, by_time=False))
-        by_kinship.append([schedule for schedule in starts if isinstance(schedule, CudaSchedule)])
-    return {
-        "by kinship": by_kinship,
-        "by the model": [list(one.order) for one in held],
-    }
 
 
 def expected_of(choices: Mapping[str, Mapping[str, Any]]) -> dict[str, dict[str, float]]:
@@ -177,7 +161,6 @@ def _digest(path: Path) -> str:
 
 def _write(path: Path, data: Mapping[str, Any]) -> Path:
     """One line for each value of the outermost object."""
-    path.parent.mkdir(parents=True, exist_ok=True)
     lines = (f"{json.dumps(k)}: {json.dumps(v, separators=(',', ':'), allow_nan=False)}" for k, v in data.items())
     replace_file(path, "{\n" + ",\n".join(lines) + "\n}\n")
     return path
@@ -328,23 +311,27 @@ def rows_of(held: Sequence[fit.Held], costs: Sequence[Mapping[str, Cost]]) -> li
     return rows
 
 
-def starts_of(
-    held: Sequence[fit.Held], orders: Mapping[str, Sequence[Sequence[CudaSchedule]]], estimator: Estimator
-) -> dict[str, dict[str, float]]:
+def starts_of(held: Sequence[fit.Held], entries: Sequence[Entry], estimator: Estimator) -> dict[str, dict[str, float]]:
     """Of orders in which a search could try the pool: mean cost of the best of the first 1, 2, 4 and 8 schedules."""
-    return {
-        name: {
-            str(count): round(
-                statistics.fmean(
-                    min(estimator.cost(one.study, schedule).ratio for schedule in order[:count])
-                    for one, order in zip(held, lists, strict=True)
-                ),
-                4,
-            )
-            for count in STARTS
-        }
-        for name, lists in orders.items()
-    }
+    orders: dict[str, list[Sequence[CudaSchedule]]]
+    orders = {"by kinship": [_by_kinship(one, entries) for one in held], "by the model": [one.order for one in held]}
+    found: dict[str, dict[str, float]] = {}
+    for name, lists in orders.items():
+        both = list(zip(held, lists, strict=True))
+        for count in STARTS:
+            best = [_least(estimator, one, order[:count]).ratio for one, order in both]
+            found.setdefault(name, {})[str(count)] = round(statistics.fmean(best), 4)
+    return found
+
+
+def _by_kinship(one: fit.Held, entries: Sequence[Entry]) -> list[CudaSchedule]:
+    """The default and the starting points of a search that knows no model of time."""
+    entry, spec = one.study.entry, one.study.spec
+    kernel = (spec.problem, entry.operation, entry.direction, entry.dtype, spec.facts, entry.layout)
+    space = search_space(*kernel, num_edges=2**one.study.graph_class.log2_edges)
+    others = [other for other in entries if shape_of(other.problem) != one.study.shape]
+    starts = (space.default, *starting_points(space, one.study.graph_class, others, by_time=False))
+    return [schedule for schedule in starts if isinstance(schedule, CudaSchedule)]
 
 
 # What the schedules of a device's database may cost on another GPU: an estimate from its own trials, by limits alone.
@@ -398,8 +385,6 @@ def served_there(study: fit.Trials, spec: Spec) -> CudaSchedule:
     return schedule
 
 
-# What untuned schedules would give against other libraries: the suite's rows, each slower by what its choice costs.
-
 # A row is lost if the fastest peer takes less than this many times our time.
 LOST = 0.95
 
@@ -427,9 +412,6 @@ def against_peers(bench: Iterable[Row], choices: Sequence[Sequence[Any]], cost: 
     least, name = min(found)
     lost = sum(ratio < LOST for ratio, _ in found)
     return {"rows": len(found), "lost": lost, "least": round(least, 4), "least row": list(name)}
-
-
-# The record of untuned schedules as text for the terminal.
 
 
 def costs_table(record: Mapping[str, Any]) -> Any:

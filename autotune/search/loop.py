@@ -84,7 +84,12 @@ def search(
                 return "exhausted"
             if not overlap:
                 wait([future for _, future in ahead])
-            index = _next_ready(ahead, limit) if overlap and study.finished else 0
+            index: int | None = 0
+            if overlap and study.finished:
+                # The first that is compiled, so that the device does not wait for a slow one.
+                seconds = None if limit is None else max(0.0, limit - time.monotonic())
+                wait([future for _, future in ahead], seconds, FIRST_COMPLETED)
+                index = next((place for place, (_, future) in enumerate(ahead) if future.done()), None)
             if index is None:
                 return "time"
             proposal, future = ahead[index]
@@ -130,32 +135,19 @@ def _fill(study: Study, ahead: Ahead, pool: Executor, prepare: Prepare, room: in
         ahead.append((proposal, pool.submit(prepare, proposal.schedule)))
 
 
-def _next_ready(ahead: Ahead, limit: float | None) -> int | None:
-    """Index of the first finished compilation, so that the device does not wait for a slow one; None at the limit."""
-    seconds = None if limit is None else max(0.0, limit - time.monotonic())
-    wait([future for _, future in ahead], seconds, FIRST_COMPLETED)
-    return next((index for index, (_, future) in enumerate(ahead) if future.done()), None)
-
-
 def _outcome(study: Study, proposal: Proposal, future: Future[Compiled], measure: Measure, prune: bool) -> Outcome:
     try:
         compiled = future.result()
     except CompileError as error:
         return Outcome("compile", str(error)[-2000:])
-    seconds = round(compiled.seconds, 3)
-    best = study.best
-    hopeless = None
-    if prune:
-        facts = study.space.spec.facts
-        hopeless = why_hopeless(compiled.resources, best["resources"] if best else None, facts)
-    if hopeless is not None:
+    seconds, best = round(compiled.seconds, 3), study.best
+    known = compiled.resources, best["resources"] if best else None, study.space.spec.facts
+    if prune and (hopeless := why_hopeless(*known)) is not None:
         return Outcome("pruned", hopeless, resources=compiled.resources, compile_s=seconds)
     begin = time.monotonic()
     outcome = measure(proposal.schedule, study.pace_us)
     return dataclasses.replace(outcome, compile_s=seconds, measure_s=round(time.monotonic() - begin, 3))
 
-
-# The two steps of a trial: compile a schedule here, measure it in the worker process.
 
 # A job may take this many times the longest successful one, within these bounds.
 LIMIT_FACTOR, LEAST_LIMIT_S, FIRST_LIMIT_S = 10.0, 20.0, 120.0

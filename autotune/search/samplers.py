@@ -9,7 +9,7 @@ import json
 import sys
 import warnings
 from collections.abc import Callable, Sequence
-from contextlib import nullcontext
+from contextlib import AbstractContextManager, nullcontext
 from datetime import datetime, timezone
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -106,7 +106,7 @@ def open_optuna(
         return optuna.create_study(storage=storage, sampler=sampler, **known)
 
     file = sqlite_file(storage)
-    with making(file) if file else nullcontext():
+    with making(storage):
         try:
             return create()
         except Exception as error:
@@ -144,9 +144,8 @@ def add_missing(
     objective: Objective = TIME,
 ) -> None:
     """Copy finished trials whose schedules the Optuna study does not have yet."""
-    file = sqlite_file(storage)
     # SQLite allows one writer at a time, and studies of other tuners may be in the same file.
-    with making(file) if file else nullcontext():
+    with making(storage):
         study = open_optuna(storage, name, objective=objective)
         told = {trial.user_attrs.get(KEY) for trial in study.get_trials(deepcopy=False)}
         try:
@@ -162,8 +161,11 @@ def sqlite_file(storage: Any) -> Path | None:
     return None
 
 
-def making(file: Path) -> filelock.BaseFileLock:
+def making(storage: Any) -> AbstractContextManager[Any]:
     """The lock for creating a SQLite file's tables (two at once would fail) or copying many trials into it."""
+    file = sqlite_file(storage)
+    if file is None:
+        return nullcontext()
     file.parent.mkdir(parents=True, exist_ok=True)
     return filelock.FileLock(file.with_name(f".{file.name}.lock"), is_singleton=True)
 

@@ -25,7 +25,7 @@ from autotune.database import trials as trial_records
 from autotune.errors import StudyError
 from autotune.measure.space import Space
 from autotune.search.samplers import KEY, RECORD, distributions, making, sqlite_file
-from autotune.workload.objective import TIME, Objective
+from autotune.workload.objective import Objective
 from kernelgen.kernels.knobs import Knobs
 
 if TYPE_CHECKING:
@@ -84,10 +84,11 @@ class FolderClaims(Claims):
 
     def __init__(self, path: Path, alone: bool) -> None:
         self.path = path
-        self._locks = Locks(trial_records.lock_path(path))
+        # Kept with the Optuna storage and not among the results.
+        self._locks = Locks(path.parents[2] / "studies" / f"{path.parent.name}-{path.stem}.lock")
         self._offset, self._unread, self._known = 0, list[dict[str, Any]](), set[tuple[str, str]]()
         self._begun = False
-        if not (self._locks.take(PART) if alone else self._locks.share(PART)):
+        if not self._locks.take(PART, shared=not alone):
             self._locks.close()
             what = "another process is tuning" if alone else "a tuner without --shared is tuning"
             raise StudyError(
@@ -158,17 +159,17 @@ def _number(key: str) -> int:
     return CLAIMS + int.from_bytes(hashlib.sha256(key.encode()).digest()[:7], "big")
 
 
-# Locks that end with their process, however it ends: there are no stale locks.
-#
-# Each number (a byte of the lock file, which need not exist) is a separate lock. They are the system's locks of open
-# files: a SIGKILL releases them, and child processes do not inherit them.
-
 # struct flock of Linux: type, whence, start, length, process (0 for a lock of an open file).
 FLOCK = "hhqqi"
 
 
 class Locks:
-    """The locks of one user. Two objects in one process exclude each other as two processes do."""
+    """The locks of one user, which end with its process, however that ends: there are no stale locks.
+
+    Each number (a byte of the lock file, which need not exist) is a separate lock. They are the system's locks of open
+    files: a SIGKILL releases them, child processes do not inherit them, and two objects in one process exclude each
+    other as two processes do.
+    """
 
     def __init__(self, path: Path) -> None:
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -177,13 +178,13 @@ class Locks:
     def close(self) -> None:
         self._file.close()
 
-    def take(self, number: int) -> bool:
-        """Take an exclusive lock; False if another user has it."""
-        return self._try(fcntl.F_WRLCK, number)
-
-    def share(self, number: int) -> bool:
-        """Take a shared lock; False if another user holds it exclusively."""
-        return self._try(fcntl.F_RDLCK, number)
+    def take(self, number: int, shared: bool = False) -> bool:
+        """Take a lock, which excludes all others or those that are not shared; False if another user's excludes it."""
+        try:
+            self._call(fcntl.F_OFD_SETLK, fcntl.F_RDLCK if shared else fcntl.F_WRLCK, number, 1)
+        except BlockingIOError:
+            return False
+        return True
 
     def let_go(self, number: int) -> None:
         self._call(fcntl.F_OFD_SETLK, fcntl.F_UNLCK, number, 1)
@@ -202,21 +203,9 @@ class Locks:
         answer = self._call(fcntl.F_OFD_GETLK, fcntl.F_WRLCK, first, 0)
         return struct.unpack(FLOCK, answer)[0] != fcntl.F_UNLCK
 
-    def _try(self, kind: int, number: int) -> bool:
-        try:
-            self._call(fcntl.F_OFD_SETLK, kind, number, 1)
-        except BlockingIOError:
-            return False
-        return True
-
     def _call(self, command: int, kind: int, start: int, length: int) -> bytes:
         return fcntl.fcntl(self._file, command, struct.pack(FLOCK, kind, 0, start, length, 0))
 
-
-# Access to an Optuna storage that may be temporarily unavailable.
-#
-# If the server restarts, tuners wait up to two minutes, then raise one clear error. Messages never show the URL's
-# password.
 
 # How long to wait for a storage that does not answer, and the pause between two tries.
 WAIT_S, RETRY_S = 120, 0.5
@@ -228,8 +217,9 @@ _opened: dict[tuple[str, int, int], optuna.storages.RDBStorage] = {}
 
 
 class Access:
-    """Access to one storage. ``kept_in``: the file that holds all measurements, even if the storage fails.
+    """Access to an Optuna storage that may be temporarily unavailable, as when its server restarts.
 
+    Messages never show the URL's password. kept_in: the file that holds all measurements, even if the storage fails.
     heartbeat_s, grace_s: as Optuna's ``heartbeat_interval`` and ``grace_period``.
     """
 
@@ -279,9 +269,8 @@ def _open(storage: str | optuna.storages.BaseStorage, heartbeat_s: int, grace_s:
         return storage
     if (given := (storage, heartbeat_s, grace_s)) in _opened:
         return _opened[given]
-    file = sqlite_file(storage)
-    options = {"connect_args": {"timeout": WAIT_S}} if file else {"pool_pre_ping": True}
-    with warnings.catch_warnings(), making(file) if file else contextlib.nullcontext():
+    options = {"connect_args": {"timeout": WAIT_S}} if sqlite_file(storage) else {"pool_pre_ping": True}
+    with warnings.catch_warnings(), making(storage):
         warnings.simplefilter("ignore", optuna.exceptions.ExperimentalWarning)
         try:
             opened = optuna.storages.RDBStorage(storage, options, heartbeat_interval=heartbeat_s, grace_period=grace_s)
@@ -330,56 +319,51 @@ POLL_S = 0.5
 TUNER = "tuner"
 
 
-class Shared(Claims):
-    """One tuner's claims in a study of a storage; ``folder``: claims of its results folder, which keeps the trials."""
+class Shared(FolderClaims):
+    """One tuner's claims in a study of a storage; its results folder keeps the trials too."""
 
     def __init__(
-        self,
-        folder: FolderClaims,
-        storage: str | optuna.storages.BaseStorage,
-        name: str,
-        space: Space,
-        objective: Objective = TIME,
+        self, path: Path, storage: str | optuna.storages.BaseStorage, name: str, space: Space, objective: Objective
     ) -> None:
-        import optuna
-
-        self._folder, self._space, self._tuner = folder, space, uuid.uuid4().hex
-        self._access = Access(storage, folder.path, HEARTBEAT_S, GRACE_S)
-        opened = self._access.open()
-        # Only a storage opened by its URL has heartbeats.
-        self._server = opened if isinstance(opened, optuna.storages.RDBStorage) else None
-        self._storage = optuna.storages.get_storage(opened)
-        self._objective = objective
-        self._study = self._access.patiently(
-            lambda: optuna.create_study(
-                storage=self._storage, study_name=name, load_if_exists=True, directions=objective.directions
-            )
-        )
-        self._id = self._access.patiently(lambda: self._storage.get_study_id_from_name(name))
+        super().__init__(path, alone=False)
+        self._space, self._objective, self._tuner = space, objective, uuid.uuid4().hex
+        self._access = Access(storage, path, HEARTBEAT_S, GRACE_S)
+        try:
+            self._join(name)
+        except BaseException:
+            super().close()
+            raise
         self._claims: dict[str, tuple[int, Knobs | None]] = {}
         self._given, self._met, self._reaped = set[int](), set[int](), 0.0
         self._end = threading.Event()
         # May be left behind at the end of a process, since nothing that it calls is C++: see misses._Notes.finish.
         threading.Thread(target=self._beat, daemon=True).start()
 
+    def _join(self, name: str) -> None:
+        import optuna
+
+        opened = self._access.open()
+        # Only a storage opened by its URL has heartbeats.
+        self._server = opened if isinstance(opened, optuna.storages.RDBStorage) else None
+        self._storage = optuna.storages.get_storage(opened)
+        known: dict[str, Any] = {"study_name": name, "load_if_exists": True, "directions": self._objective.directions}
+        self._study = self._access.patiently(lambda: optuna.create_study(storage=self._storage, **known))
+        self._id = self._access.patiently(lambda: self._storage.get_study_id_from_name(name))
+
     def close(self) -> None:
         self._end.set()
         for key in list(self._claims):
             self.let_go(key)
-        self._folder.close()
-
-    @property
-    def count(self) -> int:  # type: ignore[override]
-        return self._folder.count
+        super().close()
 
     def news(self) -> list[dict[str, Any]]:
         trials = self._access.patiently(self._reap_and_read)
         new = [trial for trial in trials if trial.number not in self._given and _has_record(trial)]
         if new:
             given = (trial_records.from_storage(trial.user_attrs[RECORD]) for trial in new)
-            self._folder.keep(record for record in given if record is not None)
+            self.keep(record for record in given if record is not None)
             self._given |= {trial.number for trial in new}
-        return self._folder.news()
+        return super().news()
 
     def claim(self, key: str, schedule: Knobs | None = None) -> bool:
         return self._access.patiently(lambda: self._claim(key, schedule))
@@ -397,13 +381,10 @@ class Shared(Claims):
         try:
             told = self._access.patiently(lambda: self._finish(key, line))
         except StudyError:
-            self._folder.kept(line)
+            self.kept(line)
             raise
         self._claims.pop(key, None)
-        return self._folder.kept(line) if told else line
-
-    def amend(self, line: dict[str, Any]) -> None:
-        self._folder.amend(line)
+        return self.kept(line) if told else line
 
     def contribute(self, key: str, schedule: Knobs, line: dict[str, Any]) -> None:
         held = self._access.patiently(lambda: _holder(self._trials(), key))
@@ -531,21 +512,16 @@ def open_claims(
     storage: str | optuna.storages.BaseStorage | None,
     name: str,
     space: Space,
-    objective: Objective = TIME,
+    objective: Objective,
 ) -> Claims:
     """The claims of the study with this trial file, and this name in a storage; without a file, a simulation's."""
     if path is None:
         return Claims()
-    folder = FolderClaims(path, alone=sharing == "alone")
     if sharing != "storage":
-        return folder
+        return FolderClaims(path, alone=sharing == "alone")
     if storage is None:
         raise StudyError(f"{name} is to be shared through an Optuna storage, and none was given; name its URL")
-    try:
-        return Shared(folder, storage, name, space, objective)
-    except BaseException:
-        folder.close()
-        raise
+    return Shared(path, storage, name, space, objective)
 
 
 def _holder(trials: Iterable[optuna.trial.FrozenTrial], key: str) -> optuna.trial.FrozenTrial | None:

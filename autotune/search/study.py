@@ -11,6 +11,7 @@ before it measures it, and reads the others' finished records there.
 from __future__ import annotations
 
 import dataclasses
+import operator
 import random
 import statistics
 import warnings
@@ -38,73 +39,8 @@ from kernelgen.version import GENERATOR_VERSION
 if TYPE_CHECKING:
     import optuna
 
-# The findings of a search: finished trials, their ranking, and the number of trials without a gain.
-
 # A trial is a gain if it is better than all before by this fraction, which exceeds the noise of two measurements.
 GAIN = 0.01
-
-
-def _is_less(value: float, earlier: float) -> bool:
-    return value < earlier * (1 - GAIN)
-
-
-class Findings:
-    """``finished``: records by the key of their schedule, in order of arrival."""
-
-    def __init__(self, space: Space, objective: Objective = TIME) -> None:
-        self.space, self.objective = space, objective
-        self.finished: dict[str, dict[str, Any]] = {}
-
-    def schedule_of(self, line: dict[str, Any]) -> Knobs:
-        return self.space.kind.read(line["schedule"])
-
-    @property
-    def ranking(self) -> list[dict[str, Any]]:
-        """Records of schedules that passed and were fully measured, best first by the objective."""
-        return self.objective.ranked(self._passed)
-
-    @property
-    def _passed(self) -> list[dict[str, Any]]:
-        return [line for line in self.finished.values() if line["state"] == "ok" and not line.get("cut")]
-
-    @property
-    def best(self) -> dict[str, Any] | None:
-        return next(iter(self.ranking), None)
-
-    @property
-    def best_us(self) -> float | None:
-        return self.best["time_us"] if self.best else None
-
-    @property
-    def pace_us(self) -> float | None:
-        """The least time so far, by which far slower schedules are given up; None if those may be the best."""
-        return min((line["time_us"] for line in self._passed), default=None) if self.objective.follows_time else None
-
-    @property
-    def stale(self) -> int:
-        """Number of measured trials since the last gain (:data:`GAIN`)."""
-        count, gains = 0, list[list[float]]()
-        for line in self.finished.values():
-            values = self.objective.values(line) if line["state"] == "ok" and not line.get("cut") else None
-            if values and all(any(map(_is_less, values, earlier)) for earlier in gains):
-                gains, count = [*gains, values] if self.objective.is_front else [values], 0
-            else:
-                count += line["state"] != "pruned"
-        return count
-
-    @property
-    def default(self) -> dict[str, Any] | None:
-        return self.finished.get(self.space.default.key)
-
-    @property
-    def default_us(self) -> float | None:
-        return self.default["time_us"] if self.default else None
-
-    @property
-    def failures(self) -> int:
-        return sum(line["state"] not in ("ok", "pruned") for line in self.finished.values())
-
-
 # Illegal or known answers of a sampler, in a row, before a random untried schedule is taken instead. A Gaussian process
 # is slow, and then repeats its answer.
 MISSES = {"tpe": 8, "climb": 8, "random": 8, "gp": 2, "brute": 0}
@@ -129,9 +65,10 @@ def study_name(workload: Workload, direction: str, objective: Objective = TIME) 
     return "-".join((*parts, workload.graph_class().text, *kind)) + objective.study_suffix
 
 
-class Study(Findings):
+class Study:
     """Proposes untried schedules, and stores every outcome durably before the next.
 
+    ``finished``: records by the key of their schedule, in order of arrival.
     ``name`` names the trial file ``path``. Trials of other generator versions are in the same file, and only serve as
     starting points. A study that is not shared locks other tuners out until :meth:`close`. Others may take part if it
     is shared in the ``folder`` or through the ``storage`` (see :mod:`autotune.search.shared`); otherwise the
@@ -155,8 +92,8 @@ class Study(Findings):
         sharing: Sharing = "alone",
         objective: Objective = TIME,
     ) -> None:
-        super().__init__(space, objective)
-        self._quarantine = quarantine
+        self.space, self.objective, self._quarantine = space, objective, quarantine
+        self.finished: dict[str, dict[str, Any]] = {}
         # Why its search ended, as ``search`` says; empty before.
         self.ended = ""
         self.name, self._path, self.generator, self.sampler = name, path, generator, sampler
@@ -167,7 +104,10 @@ class Study(Findings):
                 # With equal seeds, tuners would propose the same schedules.
                 seed += random.SystemRandom().randrange(2**16)
             self._tried: set[str] = set()
-            older = self._older(old)
+            # Schedules measured by other generators, best first.
+            others = (line for line in self._readable(old) if line.get("generator") != generator)
+            ranked = objective.ranked(line for line in others if line["state"] == "ok")
+            older = [self.schedule_of(line) for line in ranked]
             winners, forms = older[:OLDER_WINNERS], untried_forms(space, older)
             moved = [space.nearest(schedule) for schedule in (*winners, *forms, *starts)]
             # Proposed before all others. A schedule that another tuner has claimed goes back to the end.
@@ -211,6 +151,56 @@ class Study(Findings):
             raise StudyError(f"the study {self.name} keeps no records")
         return self._path
 
+    def schedule_of(self, line: dict[str, Any]) -> Knobs:
+        return self.space.kind.read(line["schedule"])
+
+    @property
+    def ranking(self) -> list[dict[str, Any]]:
+        """Records of schedules that passed and were fully measured, best first by the objective."""
+        return self.objective.ranked(self._passed)
+
+    @property
+    def _passed(self) -> list[dict[str, Any]]:
+        return [line for line in self.finished.values() if line["state"] == "ok" and not line.get("cut")]
+
+    @property
+    def best(self) -> dict[str, Any] | None:
+        return next(iter(self.ranking), None)
+
+    @property
+    def best_us(self) -> float | None:
+        return self.best["time_us"] if self.best else None
+
+    @property
+    def pace_us(self) -> float | None:
+        """The least time so far, by which far slower schedules are given up; None if those may be the best."""
+        return min((line["time_us"] for line in self._passed), default=None) if self.objective.follows_time else None
+
+    @property
+    def stale(self) -> int:
+        """Number of measured trials since the last gain (:data:`GAIN`)."""
+        count, bounds = 0, list[list[float]]()
+        for line in self.finished.values():
+            values = self.objective.values(line) if line["state"] == "ok" and not line.get("cut") else None
+            if values and all(any(map(operator.lt, values, bound)) for bound in bounds):
+                bound = [value * (1 - GAIN) for value in values]
+                bounds, count = [*bounds, bound] if self.objective.is_front else [bound], 0
+            else:
+                count += line["state"] != "pruned"
+        return count
+
+    @property
+    def default(self) -> dict[str, Any] | None:
+        return self.finished.get(self.space.default.key)
+
+    @property
+    def default_us(self) -> float | None:
+        return self.default["time_us"] if self.default else None
+
+    @property
+    def failures(self) -> int:
+        return sum(line["state"] not in ("ok", "pruned") for line in self.finished.values())
+
     def others_at_work(self, wait: bool = False, comparing: bool = False) -> bool:
         """Whether another tuner is measuring for this study or comparing its winners; arguments as in ``Claims``."""
         return self._claims.others_at_work(wait, comparing)
@@ -237,7 +227,10 @@ class Study(Findings):
             schedule = self.space.suggest(trial)
             if self._is_candidate(schedule) and self._claim(schedule):
                 return self._proposed(trial, schedule)
-            self._tell_refused(trial, schedule)
+            if schedule.key in self._tried or schedule in self._first:
+                self._forget(trial)
+            else:
+                self._tell(trial, None, runs=False)
         for schedule in self._untried:
             if proposal := self._propose_fixed(schedule):
                 return proposal
@@ -271,7 +264,9 @@ class Study(Findings):
         self.finished[proposal.schedule.key] = line
         if self._quarantine and line["state"] in FAULTS:
             note_fault(self._quarantine, self.space.spec, proposal.schedule, line)
-        self._tell(proposal.trial, line)
+        if proposal.trial is not None:
+            runs = line["state"] == "ok"
+            self._tell(proposal.trial, self.objective.values(line) if runs else None, runs)
         self.refresh()
         return line
 
@@ -289,12 +284,10 @@ class Study(Findings):
 
     def drop(self, proposal: Proposal) -> None:
         """Discard a proposal that was not measured; it may be proposed again later."""
-        from optuna.trial import TrialState
-
         self._tried.discard(proposal.schedule.key)
         self._claims.let_go(proposal.schedule.key)
         if proposal.trial is not None:
-            self._study.tell(proposal.trial, state=TrialState.FAIL)
+            self._forget(proposal.trial)
 
     def _learn(self, lines: list[dict[str, Any]]) -> None:
         """Add finished trials of this generator, from earlier runs and other tuners."""
@@ -356,37 +349,21 @@ class Study(Findings):
         trial.set_user_attr(KEY, schedule.key)
         return Proposal(schedule, trial)
 
-    def _tell_refused(self, trial: optuna.Trial, schedule: Knobs) -> None:
+    def _forget(self, trial: optuna.Trial) -> None:
         from optuna.trial import TrialState
 
-        if schedule.key in self._tried or schedule in self._first:
-            self._study.tell(trial, state=TrialState.FAIL)
-            return
-        trial.set_constraint(RUNS, 1.0)
-        self._study.tell(trial, state=TrialState.PRUNED)
+        self._study.tell(trial, state=TrialState.FAIL)
 
-    def _tell(self, trial: optuna.Trial | None, line: dict[str, Any]) -> None:
-        """Tell the sampler an outcome. A pruned schedule counts as failed: similar ones are unwanted."""
+    def _tell(self, trial: optuna.Trial, values: list[float] | None, runs: bool) -> None:
+        """Tell the sampler figures, or that there are none: if it did not run, similar ones are unwanted."""
         from optuna.trial import TrialState
 
-        if trial is None:
-            return
-        values = self.objective.values(line) if line["state"] == "ok" else None
-        if values:
-            self._study.tell(trial, values)
-            return
-        if line["state"] != "ok":
+        if not runs:
             trial.set_constraint(RUNS, 1.0)
-        self._study.tell(trial, state=TrialState.PRUNED)
+        self._study.tell(trial, values, TrialState.COMPLETE if values else TrialState.PRUNED)
 
     def _optuna_name(self) -> str:
         return optuna_name(self.space, self.name, self.generator)
-
-    def _older(self, lines: list[dict[str, Any]]) -> list[Knobs]:
-        """Schedules measured by other generators, best first."""
-        older = (line for line in self._readable(lines) if line.get("generator") != self.generator)
-        passed = (line for line in older if line["state"] == "ok")
-        return [self.schedule_of(line) for line in self.objective.ranked(passed)]
 
     def _readable(self, lines: list[dict[str, Any]]) -> Iterator[dict[str, Any]]:
         """Records whose schedules this version understands."""

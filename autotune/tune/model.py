@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import io
-import math
 import os
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -14,10 +13,9 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from autotune.database.lookup import Tuning
 from autotune.database.misses import keep_misses, read_misses
 from autotune.database.store import database_dirs, writable_results_dir
-from autotune.measure.timing import timed, verdict
+from autotune.measure.timing import timed
 from autotune.paths import require_tune
 from autotune.text import direction_name, interval_text, time_text
 from autotune.tune.model_passes import (
@@ -84,8 +82,19 @@ class ModelTuning:
         return sum(bool(need.why_left) for need in self.after)
 
     def __str__(self) -> str:
-        text = as_text(self.name, self.device, self.before, self.after, self.places, self.times)
-        return f"{text}\n{self.note}" if self.note else text
+        tuned = sum(need.is_tuned for need in self.before)
+        now = sum(need.is_tuned for need in self.after) - tuned
+        left = len(self.after) - tuned - now
+        again = sum(old.is_tuned and _is_new(old, need) for old, need in zip(self.before, self.after, strict=True))
+        unfinished = sum(need.is_tuned and bool(need.why_left) for need in self.after)
+        counts = f"{len(self.after)} kernels: {tuned} tuned before, {now} tuned now, {left} not tuned"
+        counts += f"; {again} gone on with" if again else ""
+        counts += f"; {unfinished} not finished" if unfinished else ""
+        table = _kernels(self.before, self.after, self.places)
+        shown = [line for line in opaque_names(self.after) if any(line.split()[0] in row for row in table)]
+        lines = [f"{self.name} on {self.device}", *table, *shown, counts, *map(str, self.times)]
+        lines += [] if left or unfinished else ["nothing is left to tune here"]
+        return "\n".join([*lines, self.note] if self.note else lines)
 
 
 def tune_model(
@@ -126,10 +135,10 @@ def tune_model(
     if not isinstance(model, torch.nn.Module):
         raise InputError(f"model is of type {type(model).__name__}; expected a torch.nn.Module, accelerated")
     passes = passes_of(model, batch, training)
-    search = {"trials": trials, "sampler": sampler, "patience": patience, "seed": seed, "with_peers": with_peers}
-    search["objective"] = str(Objective.parse(objective))
+    search: dict[str, Any] = {"trials": trials, "sampler": sampler, "patience": patience, "seed": seed}
+    search |= {"with_peers": with_peers, "objective": str(Objective.parse(objective)), "console": console}
     seconds = DEFAULT_BUDGET_S if budget is None else parse_duration(budget)
-    return tune_passes(model, passes, seconds, search, results, name=name, graph=graph, console=console)
+    return tune_passes(model, passes, seconds, search, results, name=name, graph=graph)
 
 
 def tune_passes(
@@ -141,7 +150,6 @@ def tune_passes(
     *,
     name: str,
     graph: str,
-    console: Console | None = None,
     stopped: Callable[[], bool] = lambda: False,
     on_found: Callable[[ModelTuning], None] = lambda found: None,
 ) -> ModelTuning:
@@ -172,7 +180,7 @@ def tune_passes(
         wanted, fewest = ((2 * rounds + 1) * of_passes for rounds in (ENOUGH_ROUNDS, FEWEST_ROUNDS))
         kept = max(fewest, min(wanted, _MOST_TIMING * seconds))
         left = max(_FEWEST_S, seconds - (time.monotonic() - begin) - kept - _OVERRUN_S)
-        _search(workloads, device, left, results, console, search)
+        _search(workloads, device, left, results, search)
         keep_misses(facts, lock_s=1.0)
         after = needs_of(recording.requests, facts, *wants)
         found = replace(found, after=after)
@@ -188,8 +196,6 @@ def tune_misses(
     seconds: float,
     search: Mapping[str, Any],
     results: str | os.PathLike[str] | None = None,
-    *,
-    console: Console | None = None,
     on_found: Callable[[ModelTuning], None] = lambda found: None,
 ) -> ModelTuning:
     """Tune what running models missed on a device, on random graphs of the sizes that they had.
@@ -202,7 +208,7 @@ def tune_misses(
         found = ModelTuning("what models missed", facts.name, before, before, {})
         on_found(found)
         if workloads := workloads_for(before, "random"):
-            _search(workloads, torch.device(device), seconds, results, console, search)
+            _search(workloads, torch.device(device), seconds, results, search)
         keep_misses(facts, lock_s=1.0)
         requests: dict[Any, Source] = {need.request: need.source for need in before}
         return replace(found, after=needs_of(requests, facts, 0))  # what has an entry is no miss any more
@@ -218,14 +224,13 @@ def _search(
     device: torch.device,
     seconds: float,
     results: str | os.PathLike[str] | None,
-    console: Console | None,
     options: Mapping[str, Any],
 ) -> None:
     folder = writable_results_dir() if results is None else Path(results)
     if device.type == "cuda":
         torch.cuda.empty_cache()  # the searching processes need the memory
     config = TuneConfig(folder / "a model", workloads)
-    tune(config, str(device), seconds, results_dir=folder, console=console, fewest_trials=FEWEST_TRIALS, **options)
+    tune(config, str(device), seconds, results_dir=folder, fewest_trials=FEWEST_TRIALS, **options)
 
 
 @contextlib.contextmanager
@@ -245,38 +250,10 @@ def looked_up_in(results: str | os.PathLike[str] | None) -> Iterator[None]:
             os.environ["EQUITUNE_DATABASE"] = before
 
 
-# The table of ``equitune tune model``: each kernel of a model, what it loads, and the model's times.
-
 # Columns are as wide as needed: a narrower terminal wraps lines, but no number is truncated.
 WIDE = 1000
 # Longest text of a problem, in characters.
 MOST_TEXT = 48
-
-
-def as_text(
-    name: str,
-    device: str,
-    before: Sequence[Need],
-    after: Sequence[Need],
-    places: Mapping[str, Sequence[str]],
-    times: Iterable[PassTimes],
-) -> str:
-    """The whole text: kernels, one sentence on them, and the times of the passes."""
-    tuned = sum(need.is_tuned for need in before)
-    now = sum(need.is_tuned for need in after) - tuned
-    left = len(after) - tuned - now
-    again = sum(old.is_tuned and _is_new(old, need) for old, need in zip(before, after, strict=True))
-    unfinished = sum(need.is_tuned and bool(need.why_left) for need in after)
-    counts = f"{len(after)} kernels: {tuned} tuned before, {now} tuned now, {left} not tuned"
-    counts += f"; {again} gone on with" if again else ""
-    counts += f"; {unfinished} not finished" if unfinished else ""
-    table = _kernels(before, after, places)
-    shown = [line for line in opaque_names(after) if any(line.split()[0] in row for row in table)]
-    lines = [f"{name} on {device}", *table, *shown, counts]
-    lines += [_sentence(one) for one in times]
-    if not left and not unfinished:
-        lines.append("nothing is left to tune here")
-    return "\n".join(lines)
 
 
 def opaque_names(needs: Iterable[Need]) -> list[str]:
@@ -306,42 +283,20 @@ def _kernels(before: Sequence[Need], after: Sequence[Need], places: Mapping[str,
         first = kernel_kind(asked.operation).describe(problem)[0]
         what = names.get(problem) or (first if len(first) <= MOST_TEXT else label_of(problem, asked.operation, names))
         kind = f"{asked.dtype} {asked.layout}" + (" deterministic" if asked.deterministic else "")
-        place = [_place(places.get(asked.problem, ()))] if places else []
+        module, *others = places.get(asked.problem, ()) or ("",)
+        place = [module + (f" and {len(others)} more" if others else "")] if places else []
         row = (*place, what, direction_name(asked.direction), kind, asked.graph_class.text, old.found.origin)
-        table.add_row(*row, _now(old, new), *_figures(new.found))
+        now = ("tuned" if _is_new(old, new) else "tuned already") if new.is_tuned else "not tuned"
+        left = f"{now}: {new.why_left}" if new.is_tuned and new.why_left else now
+        # Time of a tuned kernel, and its speed-up over the default schedule.
+        entry = new.found.entry if new.is_tuned else None
+        gain = "" if entry is None else interval_text(entry.gain) + entry.by if entry.gain else "no gain"
+        table.add_row(*row, left, time_text(entry.time_us) if entry else "", gain)
     out = io.StringIO()
     Console(file=out, width=WIDE, no_color=True, markup=False, emoji=False).print(table)
     return [line.rstrip() for line in out.getvalue().splitlines() if line.strip()]
 
 
-def _place(names: Sequence[str]) -> str:
-    return "" if not names else names[0] + (f" and {len(names) - 1} more" if len(names) > 1 else "")
-
-
-def _now(old: Need, new: Need) -> str:
-    if not new.is_tuned:
-        return "not tuned"
-    what = "tuned" if _is_new(old, new) else "tuned already"
-    return f"{what}: {new.why_left}" if new.why_left else what
-
-
 def _is_new(old: Need, new: Need) -> bool:
     """Whether the kernel has another entry of its own now."""
     return new.is_tuned and not (old.is_tuned and old.found.entry == new.found.entry)
-
-
-def _figures(found: Tuning) -> tuple[str, str]:
-    """Time of a tuned kernel, and its speed-up over the default schedule."""
-    entry = found.entry
-    if entry is None or found.origin != "exact":
-        return "", ""
-    return time_text(entry.time_us), interval_text(entry.gain) + entry.by if entry.gain else "no gain"
-
-
-def _sentence(one: PassTimes) -> str:
-    times = f"{one.name}: {time_text(1e3 * one.before_ms)} before, {time_text(1e3 * one.after_ms)} after"
-    noise = f"; not at rest: {one.noise}" if one.noise else ""
-    if not math.isfinite(one.high):
-        return f"{times}: unclear, {one.rounds} rounds are too few for an interval{noise}"
-    measured = f"{one.ratio:.2f} times as fast ({one.low:.2f} to {one.high:.2f}, {one.rounds} rounds)"
-    return f"{times}: {verdict((one.low, one.high))}, {measured}{noise}"

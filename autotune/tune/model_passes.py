@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import math
 import statistics
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
@@ -17,11 +18,12 @@ from torch import Tensor
 from autotune.database.lookup import Tuning
 from autotune.database.misses import Request, requests_of
 from autotune.errors import ConfigError
-from autotune.measure.timing import Watch, ratio_interval, timed
+from autotune.measure.timing import Watch, ratio_interval, timed, verdict
 from autotune.models.accelerate import accelerate
-from autotune.models.whole_model import WholeModel, find_atoms, open_made, open_model, returned_by
+from autotune.models.whole_model import find_atoms, open_made, open_model, returned_by
 from autotune.modules.base import TunedModule
 from autotune.modules.rows import TunedRows
+from autotune.text import time_text
 from autotune.tune.publish import why_unfinished
 from autotune.workload.config import load_all
 from autotune.workload.graphs import GivenEdges, GraphSpec
@@ -65,17 +67,11 @@ def open_named(text: str, structure: str | None, device: str, dtype: str | None,
     if structure is None:
         raise ConfigError("--structure is missing; expected a file of atoms, or a name such as mof")
     inputs = whole.inputs([find_atoms(structure)])
-    replaced = _accelerated(whole.module)
-    return Opened(
-        whole.name, whole.module, _passes(whole, inputs, training), Path(structure).stem, replaced, str(whole.dtype)[6:]
-    )
-
-
-def _passes(whole: WholeModel, inputs: dict[str, Any], training: bool) -> Passes:
-    found: Passes = {ENERGIES: lambda: whole.energies_and_forces(inputs)}
+    passes: Passes = {ENERGIES: lambda: whole.energies_and_forces(inputs)}
     if training:
-        found[TRAINING] = lambda: whole.training_step(inputs)
-    return found
+        passes[TRAINING] = lambda: whole.training_step(inputs)
+    replaced, dtype = _accelerated(whole.module), str(whole.dtype).removeprefix("torch.")
+    return Opened(whole.name, whole.module, passes, Path(structure).stem, replaced, dtype)
 
 
 def _with_inputs(text: str, made: tuple[Any, ...], structure: str | None, training: bool) -> Opened:
@@ -101,8 +97,6 @@ def _accelerated(model: torch.nn.Module) -> str:
     return "" if own and not found.places else str(found).splitlines()[0]
 
 
-# The passes of a model that a user cares for, as functions without arguments.
-
 ENERGIES, TRAINING, CALL = "energies and forces", "training step", "the given call"
 Passes = dict[str, Callable[[], Any]]
 
@@ -124,10 +118,15 @@ def passes_of(model: torch.nn.Module, batch: Any, training: bool = False) -> Pas
     return found
 
 
-def _evaluate(model: torch.nn.Module, arguments: tuple[Any, ...]) -> None:
+def _called(model: torch.nn.Module, arguments: tuple[Any, ...]) -> tuple[list[Tensor], list[Tensor]]:
+    """The model's outputs and its inputs, as far as they take part in gradients."""
     given = _fresh(arguments)
     outputs = [out for out in _tensors(model(*given)) if out.requires_grad]
-    inputs = [tensor for tensor in _tensors(given) if tensor.requires_grad]
+    return outputs, [tensor for tensor in _tensors(given) if tensor.requires_grad]
+
+
+def _evaluate(model: torch.nn.Module, arguments: tuple[Any, ...]) -> None:
+    outputs, inputs = _called(model, arguments)
     if outputs and inputs:
         torch.autograd.grad([out.sum() for out in outputs], inputs, allow_unused=True)
 
@@ -136,9 +135,7 @@ def _train(model: torch.nn.Module, arguments: tuple[Any, ...]) -> None:
     before = model.training
     model.train()
     try:
-        given = _fresh(arguments)
-        outputs = [out for out in _tensors(model(*given)) if out.requires_grad]
-        inputs = [tensor for tensor in _tensors(given) if tensor.requires_grad]
+        outputs, inputs = _called(model, arguments)
         weights = [weight for weight in model.parameters() if weight.requires_grad]
         if not outputs or not weights:
             raise InputError("the model has no output that depends on a weight; expected one, or training=False")
@@ -174,8 +171,6 @@ def _tensors(value: Any) -> Iterator[Tensor]:
         for item in value:
             yield from _tensors(item)
 
-
-# What of a model's kernels is tuned here, and what is not: requests to rows of a table and to workloads.
 
 Source = GivenEdges | SourceOfSize
 TUNED = "exact"
@@ -290,9 +285,6 @@ def every_module(model: torch.nn.Module) -> list[tuple[str, torch.nn.Module]]:
     return list(found.values())
 
 
-# Record which kernels a model runs, on which graphs: in, a block of code; out, a :class:`Recording`.
-
-
 @dataclass
 class Recording:
     """requests: what ran, in the order of its first run, each with the graph of that run. device: where it ran."""
@@ -339,8 +331,6 @@ def recorded() -> Iterator[Recording]:
         WATCHERS.remove(recording.note)
 
 
-# A model's time with the schedules that it had before and with those that it loads now, in one run.
-
 # Rounds of one call before and one after, at least and at most; between them the time decides.
 FEWEST_ROUNDS, MOST_ROUNDS = 2, 50
 # So many give an interval; a model of which this many take no more than SECONDS gets more.
@@ -366,6 +356,14 @@ class PassTimes:
     @property
     def ratio(self) -> float:
         return self.before_ms / self.after_ms
+
+    def __str__(self) -> str:
+        times = f"{self.name}: {time_text(1e3 * self.before_ms)} before, {time_text(1e3 * self.after_ms)} after"
+        noise = f"; not at rest: {self.noise}" if self.noise else ""
+        if not math.isfinite(self.high):
+            return f"{times}: unclear, {self.rounds} rounds are too few for an interval{noise}"
+        measured = f"{self.ratio:.2f} times as fast ({self.low:.2f} to {self.high:.2f}, {self.rounds} rounds)"
+        return f"{times}: {verdict((self.low, self.high))}, {measured}{noise}"
 
 
 class Loaded:
@@ -407,7 +405,10 @@ def compare(
     for name, call in passes.items():
         samples: dict[str, list[float]] = {"before": [], "after": []}
         begin, watch = time.monotonic(), Watch(device)
-        while _goes_on(len(samples["after"]), time.monotonic() - begin, seconds):
+        for rounds in range(MOST_ROUNDS):
+            limit = math.inf if rounds < FEWEST_ROUNDS else seconds if rounds < ENOUGH_ROUNDS else min(seconds, SECONDS)
+            if time.monotonic() - begin >= limit:
+                break
             for side, loaded in (("before", before), ("after", after)):
                 loaded.put_back()
                 samples[side].append(timed(call, device))
@@ -415,9 +416,3 @@ def compare(
         old, new = (1e3 * statistics.median(samples[side]) for side in ("before", "after"))
         found.append(PassTimes(name, old, new, low, high, len(samples["after"]), watch.read().noise))
     return found
-
-
-def _goes_on(rounds: int, passed: float, seconds: float) -> bool:
-    if rounds < FEWEST_ROUNDS:
-        return True
-    return rounds < MOST_ROUNDS and passed < (seconds if rounds < ENOUGH_ROUNDS else min(seconds, SECONDS))

@@ -13,7 +13,6 @@ import math
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from contextlib import ExitStack
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 from autotune.compare.comparison import ComparisonResult, ComparisonSetting, Result, run_comparison
@@ -30,13 +29,13 @@ from autotune.database.maintenance import (
 )
 from autotune.database.store import Database, Table, load_table
 from autotune.errors import ConfigError, WorkerError
-from autotune.measure.counters import Profiler
 from autotune.measure.timing import FASTER, LEVEL, SAME, SLOWER, ratio_interval, verdict
 from autotune.measure.trial import Outcome, TrialJob, TrialSetting, run_trial
 from autotune.measure.worker import Worker
 from autotune.paths import typed
 from autotune.search.study import Study
 from autotune.text import NOT_COMPARED, direction_name, interval_text
+from autotune.tune.settings import Settings
 from autotune.workload.config import find_problem, load_graphs
 from autotune.workload.graphs import GraphSpec, build_graph
 from autotune.workload.known_kinds import kernel_kind
@@ -57,33 +56,31 @@ ENOUGH_TRIALS, GOOD_TRIALS = 12, 40
 def publish(
     workload: Workload,
     studies: Mapping[str, Study],
-    device: str,
+    settings: Settings,
     database: Database,
-    results_dir: Path,
-    seed: int,
     *,
-    with_peers: bool | Collection[str] | None = True,
     deadline: float | None = None,
-    seconds_each: float = 2.0,
     worker: Worker | None = None,
     on_step: Callable[[str], None] = lambda text: None,
     on_failure: Callable[[str], None] = lambda text: None,
 ) -> list[Entry]:
     """Compare the best of ``studies`` (by direction) with the default and the peers; store and return the entries.
 
-    with_peers: whether to compare with peers, or the names of those to compare with; None: with those for which the
-    time until ``deadline`` suffices. deadline, worker: as for ``run_comparison``, a process that took no part in the
-    search, by default a new one. A direction in which no schedule passed gets no entry, and :func:`why_kept` keeps some
-    published ones. Raises WorkerError if the comparison itself cannot run.
+    The settings say which peers; if they leave that open, those for which the time until ``deadline`` suffices.
+    deadline, worker: as for ``run_comparison``, a process that took no part in the search, by default a new one. A
+    direction in which no schedule passed gets no entry, and :func:`why_kept` keeps some published ones. Raises
+    WorkerError if the comparison itself cannot run.
     """
     ours = contenders({direction: study for direction, study in studies.items() if study.ranking})
     passes = tuple(ours["default"])
     if not passes:
         return []
+    with_peers, objective, facts = settings.with_peers, settings.objective, settings.facts
     peers = None if with_peers in (None, True) else tuple(with_peers or ())  # type: ignore[arg-type]
-    setting, candidates = ComparisonSetting(workload, device, peers), [name for name in ours if name != "default"]
-    how: dict[str, Any] = {"seconds_each": seconds_each, "on_step": on_step, "worker": worker, "deadline": deadline}
-    objective = studies[passes[0]].objective
+    setting = ComparisonSetting(workload, settings.device, peers)
+    candidates = [name for name in ours if name != "default"]
+    how: dict[str, Any] = {"seconds_each": settings.seconds_each, "on_step": on_step, "worker": worker}
+    how["deadline"] = deadline
     how["energy"] = ENERGY_ROUNDS if "energy" in objective.figures else 0
     comparison = run_comparison(setting, passes, ours, optional=candidates, asked=bool(with_peers), **how)
     rows = {name: row.values() for name, row in comparison.results.items() if name in candidates}
@@ -93,11 +90,12 @@ def publish(
     if with_peers and (cost := seconds_by_peer(comparison, ours)):
         each = ", ".join(f"{name} {seconds:.0f} s" for name, seconds in cost.items())
         on_failure(f"{workload.label}: the peers took {sum(cost.values()):.0f} s ({each})")
-    entries, facts = [], device_facts(device)
-    software = software_versions(facts)
-    environment = environment_hash(facts)
+    entries, software, environment = [], software_versions(facts), environment_hash(facts)
     for direction in passes:
-        trials = trials_record(studies[direction], results_dir, seed)
+        study = studies[direction]
+        file, states = study.path.relative_to(settings.results_dir), [line["state"] for line in study.finished.values()]
+        trials = {"file": file.as_posix(), "count": len(states), "ok": states.count("ok"), "sampler": study.sampler}
+        trials |= {"seed": settings.seed, **({"ended": study.ended} if study.ended else {})}
         entry = entry_of(workload, direction, facts, ours, comparison, trials, software, environment, objective)
         if entry is None:
             why = comparison.results["default"][direction].error or f"the default has no figure of {objective}"
@@ -108,39 +106,6 @@ def publish(
             continue
         database.put(entry)
         entries.append(entry)
-    database.save()
-    return entries
-
-
-def add_counters(
-    profiler: Profiler,
-    workload: Workload,
-    studies: Mapping[str, Study],
-    database: Database,
-    entries: list[Entry],
-    end: float | None,
-) -> list[Entry]:
-    """Count what calls of each entry's schedule, the default and the best others do; the entries with that stored.
-
-    Trials get it too. end: as for :meth:`Profiler.count`. Without counters the entries stay as they are.
-    """
-    schedules: dict[str, list[Knobs]] = {}
-    for entry in entries:
-        study = studies[entry.direction]
-        ranked = [study.schedule_of(line) for line in study.ranking[:CANDIDATES]]
-        best = dict.fromkeys((entry.tuned_schedule, study.space.default, *ranked))
-        schedules[entry.direction] = list(best)[:CANDIDATES]
-    counted = profiler.count(workload, schedules, end)
-    if not counted:
-        return entries
-    for direction, chosen in schedules.items():
-        for schedule, found in zip(chosen, counted[direction], strict=True):
-            studies[direction].add_resources(schedule, found)
-    entries = [
-        dataclasses.replace(entry, resources={**entry.resources, **counted[entry.direction][0]}) for entry in entries
-    ]
-    for entry in entries:
-        database.put(entry)
     database.save()
     return entries
 
@@ -215,17 +180,9 @@ def entry_of(
     def known_of(name: str) -> dict[str, Any]:
         return {"schedule": ours[name][direction].to_dict(), **_figures(results[name], objective)}
 
-    graph = build_graph(workload.graph)
     moved = moved_bytes(workload, direction)
     return Entry(
-        label=workload.label,
-        problem=workload.problem.key,
-        operation=workload.operation,
-        direction=direction,
-        dtype=workload.dtype,
-        layout=workload.layout,
-        graph_class=workload.graph_class().text,
-        graph={"name": graph.name, "edges": graph.num_edges, "nodes": graph.num_nodes},
+        **workload.facts(direction),
         schedule=ours[winner][direction].to_dict(),
         **_figures(results[winner], objective),  # type: ignore[arg-type]
         default=known_of("default"),
@@ -240,7 +197,6 @@ def entry_of(
         software=software,
         date=now_text(),
         trials=trials,
-        deterministic=workload.deterministic,
         gain=gain,
         runner_up=runner_up,
         conditions=timing.conditions if (timing := results[winner].timing) is not None else {},
@@ -348,13 +304,6 @@ def gained(entries: Iterable[Entry]) -> str:
     return "; ".join([*lines, *[f"not at rest: {text}; compare again later" for text in noise[-1:]]])
 
 
-def trials_record(study: Study, results_dir: Path, seed: int) -> dict[str, Any]:
-    ok = sum(line["state"] == "ok" for line in study.finished.values())
-    file = study.path.relative_to(results_dir).as_posix()
-    record = {"file": file, "count": len(study.finished), "ok": ok, "sampler": study.sampler, "seed": seed}
-    return record | ({"ended": study.ended} if study.ended else {})
-
-
 def _peer(theirs: Result, ours: Result, objective: Objective) -> dict[str, Any]:
     """A peer's times, with the interval ``low`` to ``high`` of their ratio to ours, or how many samples are too few."""
     if theirs.timing is None or ours.timing is None:
@@ -427,20 +376,15 @@ def workload_of(
     if name not in graphs and not by_size:
         raise ConfigError(f"graph {name!r} is not known here; expected it in configs/graphs.toml")
     problem = find_problem(entry.problem)
-    graph = graphs[name] if name in graphs else _of_size(entry)
+    sizes = entry.graph["edges"], entry.graph["nodes"]
+    graph = graphs.get(name) or GraphSpec(name, kernel_kind(entry.operation).graph_of_size(*sizes))
     workload = Workload(
         *(entry.label, problem, entry.operation, graph, entry.dtype, entry.layout, directions), entry.deterministic
     )
     built = build_graph(graph)
-    if name in graphs and (built.num_edges, built.num_nodes) != (entry.graph["edges"], entry.graph["nodes"]):
+    if name in graphs and (built.num_edges, built.num_nodes) != sizes:
         raise ConfigError(f"graph {name!r} has {built.num_edges} edges here and had {entry.graph['edges']}")
     return workload
-
-
-def _of_size(entry: Entry) -> GraphSpec:
-    """A graph with the name and the size of an entry's."""
-    name, edges, nodes = (entry.graph[key] for key in ("name", "edges", "nodes"))
-    return GraphSpec(name, kernel_kind(entry.operation).graph_of_size(edges, nodes))
 
 
 def workloads_of(
@@ -512,21 +456,12 @@ def _verdict(entry: Entry, worker: Worker, device: str, environment: str, times:
         return Verdict(entry, "skipped", str(error))
     if not outcome.ok:
         return Verdict(entry, outcome.state, outcome.reason)
-    if not is_certified(entry):
-        certificate = {**outcome.certificate, "environment": environment}
-        verdict = _timed(dataclasses.replace(entry, certificate=certificate), outcome)
-        return dataclasses.replace(verdict, entry=entry, certificate=certificate)
-    return _timed(entry, outcome)
-
-
-def _timed(entry: Entry, outcome: Outcome) -> Verdict:
-    """The verdict on an entry whose values are right."""
-    if entry.wrong_record:
-        return Verdict(entry, "wrong", f"recorded: {entry.wrong_record}", outcome.time_us)
-    if outcome.time_us is None:
-        return Verdict(entry, "ok")
-    ratio = outcome.time_us / entry.time_us
-    if not 1 / DRIFT <= ratio <= DRIFT:
+    new = None if is_certified(entry) else {**outcome.certificate, "environment": environment}
+    wrong = (entry if new is None else dataclasses.replace(entry, certificate=new)).wrong_record
+    if wrong:
+        return Verdict(entry, "wrong", f"recorded: {wrong}", outcome.time_us, None, new)
+    ratio = None if outcome.time_us is None else outcome.time_us / entry.time_us
+    if ratio is not None and not 1 / DRIFT <= ratio <= DRIFT:
         reason = f"takes {ratio:.2f} times as long as recorded"
-        return Verdict(entry, "drifted", reason, outcome.time_us, ratio)
-    return Verdict(entry, "ok", "", outcome.time_us, ratio)
+        return Verdict(entry, "drifted", reason, outcome.time_us, ratio, new)
+    return Verdict(entry, "ok", "", outcome.time_us, ratio, new)

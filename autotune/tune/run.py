@@ -46,7 +46,7 @@ from autotune.search.starting_points import (
     storing_rows,
 )
 from autotune.search.study import Study, study_name
-from autotune.tune.publish import ENOUGH_TRIALS, GOOD_TRIALS, add_counters, gained, publish, why_unfinished
+from autotune.tune.publish import CANDIDATES, ENOUGH_TRIALS, GOOD_TRIALS, gained, publish, why_unfinished
 from autotune.tune.settings import Progress, Settings, Watch, resolve
 from autotune.workload.config import TuneConfig
 from autotune.workload.kind import Problem
@@ -60,7 +60,6 @@ from kernelgen.version import GENERATOR_VERSION
 if TYPE_CHECKING:
     import optuna
     from rich.console import Console
-    from typing_extensions import Unpack
 
 
 def tune(
@@ -134,35 +133,36 @@ def tune(
     return entries
 
 
+@dataclass
 class _Job:
-    """One workload: its searches, then its comparison. ``problems``: its own and the next one, if any."""
+    """One workload: its searches, then its comparison.
 
-    def __init__(
-        self,
-        workload: Workload,
-        settings: Settings,
-        pairs: WorkerPairs,
-        problems: tuple[Problem, ...],
-        progress: Progress,
-        fewest_trials: int | None,
-        profiler: Profiler | None = None,
-    ) -> None:
-        self.profiler = profiler
-        trials = settings.workload_trials.get(workload, settings.trials)
-        self.workload, self.settings = workload, replace(settings, trials=trials)
-        self.pairs, self.problems, self.progress = pairs, problems, progress
-        self.fewest_trials, self.setup_s, self.trial_s = fewest_trials, 0.0, 0.0
-        # Directions whose search ended when its time was over.
-        self.out_of_time: list[str] = []
-        self.studies: dict[str, Study] = {}
-        # Directions whose search has ended, and was not interrupted.
-        self.searched: list[str] = []
-        # Whether it is searched by the fewest trials even after the end of the budget.
-        self.comes_first = False
-        # left: others were expected to publish. looks_again: the second look, which does not search.
-        self.left, self.looks_again = False, False
-        # When the comparison should end; it leaves out candidates and peers that do not fit.
-        self.end: float | None = None
+    problems: its own and the next one, if any. comes_first: whether it is searched by the fewest trials even after the
+    end of the budget. out_of_time: directions whose search ended when its time was over. searched: those whose search
+    has ended, and was not interrupted. left: others were expected to publish. looks_again: the second look, which does
+    not search. end: when the comparison should end; it leaves out candidates and peers that do not fit.
+    """
+
+    workload: Workload
+    settings: Settings
+    pairs: WorkerPairs
+    problems: tuple[Problem, ...]
+    progress: Progress
+    fewest_trials: int | None
+    profiler: Profiler | None = None
+    comes_first: bool = False
+    studies: dict[str, Study] = field(default_factory=dict)
+    out_of_time: list[str] = field(default_factory=list)
+    searched: list[str] = field(default_factory=list)
+    left: bool = False
+    looks_again: bool = False
+    end: float | None = None
+    setup_s: float = 0.0
+    trial_s: float = 0.0
+
+    def __post_init__(self) -> None:
+        trials = self.settings.workload_trials.get(self.workload, self.settings.trials)
+        self.settings = replace(self.settings, trials=trials)
 
     def run(self, path: Path, record: Mapping[str, Any], time_budget: TimeBudget) -> tuple[list[Entry], bool]:
         """The entries, and whether the user wants to stop. ``path``, ``record``: the database and its device."""
@@ -182,7 +182,7 @@ class _Job:
                 return [], interrupted
             database = Database.load(path, record)
             ready = {name: s for name, s in self.studies.items() if name in self.searched or not self.fewest_trials}
-            known = _still_valid(workload, ready, database, not self.fewest_trials, self.settings.objective)
+            known = self._still_valid(ready, database)
             if len(known) == len(ready):
                 why = "nothing new to publish" if ready else "too few trials to publish; a later run goes on"
                 progress.note(f"{workload.label}: {why}")
@@ -193,9 +193,9 @@ class _Job:
                 progress.note(f"{workload.label}: comparison interrupted, nothing published")
                 return [], True
             if self.profiler is not None and entries:
-                progress.step(f"{workload.label}: counting with ncu")
+                progress.start(f"{workload.label}: counting with ncu")
                 try:
-                    entries = add_counters(self.profiler, workload, ready, database, entries, self.end)
+                    entries = self._with_counters(self.profiler, database, ready, entries)
                 except KeyboardInterrupt:
                     return entries, True
             compared = time.monotonic()
@@ -225,25 +225,46 @@ class _Job:
         return last
 
     def _publish(self, database: Database, studies: Mapping[str, Study]) -> list[Entry]:
-        pair, settings = self.pairs.of(self.workload.problem), self.settings
+        pair = self.pairs.of(self.workload.problem)
         kept_s = 0.0 if self.profiler is None else self.profiler.kept_s(self.end)
         # The searching process releases its memory and leaves the device idle during the comparison.
         pair.rest()
         entries = publish(
             self.workload,
             studies,
-            settings.device,
+            self.settings,
             database,
-            settings.results_dir,
-            settings.seed,
-            with_peers=settings.with_peers,
             deadline=None if self.end is None else self.end - kept_s,
-            seconds_each=settings.seconds_each,
             worker=pair.comparing,
-            on_step=lambda text: self.progress.step(f"{self.workload.label}: {text}"),
+            on_step=lambda text: self.progress.start(f"{self.workload.label}: {text}"),
             on_failure=self.progress.note,
         )
         pair.rest()
+        return entries
+
+    def _with_counters(
+        self, profiler: Profiler, database: Database, studies: Mapping[str, Study], entries: list[Entry]
+    ) -> list[Entry]:
+        """Count what calls of each entry's schedule, the default and the best others do; the entries with that stored.
+
+        Trials get it too. Without counters the entries stay as they are.
+        """
+        schedules: dict[str, list[Knobs]] = {}
+        for entry in entries:
+            study = studies[entry.direction]
+            ranked = [study.schedule_of(line) for line in study.ranking[:CANDIDATES]]
+            best = dict.fromkeys((entry.tuned_schedule, study.space.default, *ranked))
+            schedules[entry.direction] = list(best)[:CANDIDATES]
+        counted = profiler.count(self.workload, schedules, self.end)
+        if not counted:
+            return entries
+        for direction, chosen in schedules.items():
+            for schedule, found in zip(chosen, counted[direction], strict=True):
+                studies[direction].add_resources(schedule, found)
+        entries = [replace(one, resources={**one.resources, **counted[one.direction][0]}) for one in entries]
+        for entry in entries:
+            database.put(entry)
+        database.save()
         return entries
 
     def _search_directions(self, end: float | None, stack: ExitStack) -> bool:
@@ -263,7 +284,7 @@ class _Job:
                     continue
                 if worker is None:
                     # Its imports and references take about ten seconds. Meanwhile the first kernels compile here.
-                    self.progress.step(f"{workload.label}: starting a process")
+                    self.progress.start(f"{workload.label}: starting a process")
                     begin, worker = time.monotonic(), pair.search(workload)
                     self.pairs.launch(*self.problems)
                     if cuda:
@@ -279,13 +300,12 @@ class _Job:
                 begin, before = time.monotonic(), len(study.finished)
                 in_any_case = self.comes_first and (self.fewest_trials or not index)
                 latest = None if in_any_case else self._before_comparing(self.progress.end, another=True)
-                fewest = self.fewest_trials or 1
-                how = (self.settings, deadline, self.progress, fewest, latest)
-                ended = search_direction(study, worker, workload, direction, *how)
-                if ended == "interrupted":
+                study.ended = self._search_direction(study, worker, direction, deadline, latest)
+                if study.ended == "interrupted":
                     raise KeyboardInterrupt
-                self.out_of_time += [direction] if ended == "time" else []
-                self.searched += [direction] if ended != "time" or len(study.finished) >= fewest else []
+                self.out_of_time += [direction] if study.ended == "time" else []
+                enough = study.ended != "time" or len(study.finished) >= (self.fewest_trials or 1)
+                self.searched += [direction] if enough else []
                 tried = max(1, len(study.finished) - before)
                 self.trial_s = max(self.trial_s, (time.monotonic() - begin) / tried)
         except KeyboardInterrupt:
@@ -310,6 +330,46 @@ class _Job:
             return end - longest - COMPARED * (sum(first) + longest)
         return min(end, self.end - COMPARED * sum(first))
 
+    def _search_direction(
+        self, study: Study, worker: Worker, direction: str, deadline: float | None, latest: float | None
+    ) -> str:
+        """Search one direction; returns why it ended. ``deadline``, ``latest``: as for ``search``."""
+        settings, progress = self.settings, self.progress
+        progress.start(f"{self.workload.label} {direction}", study, settings.trials)
+        ended = search(
+            study,
+            lambda schedule: compile_ahead(study.space, schedule),
+            Measurer(worker, direction, SAMPLING_S[settings.facts.backend], figures=settings.objective.figures),
+            trials=settings.trials,
+            deadline=deadline,
+            fewest=self.fewest_trials or 1,
+            latest=latest,
+            patience=settings.patience,
+            overlap=settings.facts.backend == "cuda",
+            workers=proposals_ahead(study.sampler, settings.compilers),
+            on_trial=lambda line: progress.update(),
+        )
+        progress.stop()
+        return ended
+
+    def _still_valid(self, studies: Mapping[str, Study], database: Database) -> list[Entry]:
+        """Entries of this generator and objective that are based on exactly the present trials.
+
+        Where each direction gets a number of trials, those that are not finished do not count: another comparison may
+        find the machine at rest, or notes that the search has come to an end.
+        """
+        found = (database.get(self.workload.identity(direction)) for direction in studies)
+        return [
+            entry
+            for entry, study in zip(found, studies.values(), strict=True)
+            if entry is not None
+            and entry.generator == GENERATOR_VERSION
+            and entry.objective == str(self.settings.objective)
+            and entry.trials.get("count") == len(study.finished)
+            and entry.default["schedule"] == study.space.default.to_dict()
+            and not (self.fewest_trials and why_unfinished(entry))
+        ]
+
     def _is_finished(self, study: Study) -> str:
         """Why a search would end at once, as ``search`` says it; empty if it would not."""
         trials, patience = self.settings.trials, self.settings.patience
@@ -322,30 +382,6 @@ def _share_until(end: float | None, left: int) -> float | None:
     """End of the next search, if ``left`` searches share the time until ``end`` equally."""
     now = time.monotonic()
     return None if end is None else now + max(0.0, end - now) / left
-
-
-def _still_valid(
-    workload: Workload, studies: Mapping[str, Study], database: Database, unfinished: bool, objective: Objective
-) -> list[Entry]:
-    """Entries of this generator and objective that are based on exactly the present trials.
-
-    unfinished: those that are not finished count too. Else another comparison may find the machine at rest, or notes
-    that the search has come to an end.
-    """
-    found = (database.get(workload.identity(direction)) for direction in studies)
-    return [
-        entry
-        for entry, study in zip(found, studies.values(), strict=True)
-        if entry is not None
-        and entry.generator == GENERATOR_VERSION
-        and entry.objective == str(objective)
-        and entry.trials.get("count") == len(study.finished)
-        and entry.default["schedule"] == study.space.default.to_dict()
-        and (unfinished or not why_unfinished(entry))
-    ]
-
-
-# The studies of a workload's directions: opened with what earlier runs and other directions found, and searched.
 
 
 def first_schedules(workload: Workload, direction: str, settings: Settings) -> tuple[Space, list[Knobs]]:
@@ -390,53 +426,16 @@ def open_study(
     starts += known_starts(space, workload, settings)
     path = trial_records.study_path(settings.results_dir, settings.facts.slug, name)
     if not path.exists() and settings.sharing != "storage":
-        path = _published_study(workload, direction, settings) or path
+        # The trials that the entry of the same kernel and objective cites, under whatever label it was tuned.
+        table = load_table(database_path(settings.results_dir, settings.facts.slug))
+        entry = table.by_identity.get(workload.identity(direction))
+        if entry is not None and entry.objective == str(settings.objective) and (file := entry.trials.get("file")):
+            cited = settings.results_dir / file
+            path = cited if cited.is_file() else path
     faults = quarantine_path(settings.results_dir, settings.facts.slug)
     options: dict[str, Any] = {"sampler": sampler, "seed": settings.seed, "sharing": settings.sharing}
     options["objective"] = settings.objective
     return Study(space, name, path, settings.storage, starts=starts, quarantine=faults, **options)
-
-
-def _published_study(workload: Workload, direction: str, settings: Settings) -> Path | None:
-    """The trials that the entry of the same kernel and objective cites, under whatever label it was tuned."""
-    table = load_table(database_path(settings.results_dir, settings.facts.slug))
-    entry = table.by_identity.get(workload.identity(direction))
-    is_known = entry is not None and entry.objective == str(settings.objective) and entry.trials.get("file")
-    path = settings.results_dir / entry.trials["file"] if entry is not None and is_known else None
-    return path if path and path.is_file() else None
-
-
-def search_direction(
-    study: Study,
-    worker: Worker,
-    workload: Workload,
-    direction: str,
-    settings: Settings,
-    deadline: float | None,
-    progress: Progress,
-    fewest: int,
-    latest: float | None = None,
-) -> str:
-    """Search one direction; returns why it ended. ``deadline``, ``fewest``, ``latest``: as for ``search``."""
-    sampling_s, figures = SAMPLING_S[settings.facts.backend], settings.objective.figures
-    measure = Measurer(worker, direction, sampling_s, figures=figures)
-    progress.start(f"{workload.label} {direction}", study, settings.trials)
-    end = search(
-        study,
-        lambda schedule: compile_ahead(study.space, schedule),
-        measure,
-        trials=settings.trials,
-        deadline=deadline,
-        fewest=fewest,
-        latest=latest,
-        patience=settings.patience,
-        overlap=settings.facts.backend == "cuda",
-        workers=proposals_ahead(study.sampler, settings.compilers),
-        on_trial=lambda line: progress.update(),
-    )
-    study.ended = end
-    progress.stop()
-    return end
 
 
 # Worker processes of a tuning run: for each problem, one that searches and one that compares.
@@ -568,19 +567,14 @@ class TimeBudget:
 #
 # Their studies and entries in the results folder are the result. A tuner that dies loses only its current trial.
 
-# budget, trials, sampler, storage, seed, results_dir, with_peers, patience, objective, counters
-Options = tuple[
-    float | None, int | None, str | None, str | None, int, Path, bool | Collection[str] | None, int | None, str, str
-]
 
-
-def tune_together(config: TuneConfig, devices: Sequence[str], *options: Unpack[Options]) -> None:
-    """Run one tuner per device; ``options``: the arguments of ``tune`` after the device.
+def tune_together(config: TuneConfig, devices: Sequence[str], **options: Any) -> None:
+    """Run one tuner per device; ``options``: those of ``tune``.
 
     Returns when all have ended. Raises KeyboardInterrupt if the user ended them, StudyError if one failed.
     """
     for device in devices:
-        require_figures(Objective.parse(options[-2]), device)
+        require_figures(Objective.parse(options["objective"]), device)
     on_each(devices, "tuner", _tune, config, options, names_of(devices))
 
 
@@ -594,12 +588,12 @@ def begun_elsewhere(config: TuneConfig, turn: int, tuners: int) -> TuneConfig:
     return dataclasses.replace(config, workloads=config.workloads[start:] + config.workloads[:start])
 
 
-def _tune(device: str, name: str, config: TuneConfig, options: Options, tuners: list[str]) -> None:
+def _tune(device: str, name: str, config: TuneConfig, options: Mapping[str, Any], tuners: list[str]) -> None:
     from rich.console import Console
 
-    budget, trials = options[:2]
-    if budget is None and config.budget_s is None and (trials or config.trials or config.workload_trials):
+    has_trials = options["trials"] or config.trials or config.workload_trials
+    if options["budget"] is None and config.budget_s is None and has_trials:
         config = begun_elsewhere(config, tuners.index(name), len(tuners))
     # Progress bars of several processes would overwrite each other; lines do not.
     console = Console(stderr=True, force_terminal=False)
-    tune(config, device, *options, console, len(tuners), name)
+    tune(config, device, **options, console=console, tuners=len(tuners), tuner=name)

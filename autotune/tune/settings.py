@@ -149,7 +149,6 @@ class Progress:
         self._task = self._bar.add_task("starting", total=1.0, count="", status="")
         self._study: Study | None = None
         self._trials: int | None = None
-        self._search_end: float | None = None
         self._title, self._begin, self._last_line = "starting", time.monotonic(), time.monotonic()
         self._watch, self._watched, self._notes = watch, -math.inf, list[str]()
 
@@ -160,26 +159,18 @@ class Progress:
     def __exit__(self, *_: object) -> None:
         self._bar.stop()
 
-    def start(self, title: str, study: Study, trials: int | None, end: float | None = None) -> None:
-        """Follow a study until :meth:`stop`. trials: how many are wanted. end: of the search, if the run has none."""
-        self._title, self._study, self._trials, self._search_end = title, study, trials, end
-        self.update()
-
-    def step(self, title: str) -> None:
-        """Show what is running, if it is no search."""
-        self._title, self._study, self._search_end = title, None, None
+    def start(self, title: str, study: Study | None = None, trials: int | None = None) -> None:
+        """Show what is running; of a search, its study until :meth:`stop`. trials: how many are wanted."""
+        self._title, self._study, self._trials = title, study, trials
         self.update()
 
     def update(self) -> None:
         """Show the present state."""
         now = time.monotonic()
-        count, *status = self._figures()
-        end = self._search_end if self.end is None else self.end
+        (count, *status), end = self._figures(), self.end
         left = [] if end is None else [f"{end - now:.0f} s left" if end > now else f"{now - end:.0f} s over the budget"]
-        fraction = self._fraction(now)
-        self._bar.update(
-            self._task, description=self._title, completed=fraction, count=count, status=", ".join(status + left)
-        )
+        done, texts = self._fraction(now), ", ".join(status + left)
+        self._bar.update(self._task, description=self._title, completed=done, count=count, status=texts)
         line = f"{self._title}: {', '.join(filter(None, [count, *status, *left]))}"
         if self._watch is not None and now - self._watched >= WATCH_EVERY_S:
             self._watch([*self._notes, line], False)

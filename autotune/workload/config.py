@@ -22,12 +22,12 @@ import itertools
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any
 
 import torch
 
 from autotune import paths
-from autotune.errors import ConfigError, unknown_name
+from autotune.errors import ConfigError, check_known
 from autotune.workload.graphs import (
     MOST_EDGES,
     AtomSource,
@@ -68,16 +68,16 @@ SOURCES = ("crystal", "bulk", "molecule", "points", "structure", "water", "edges
 PROBLEM_TABLES = tuple(kind.table for kind in KINDS)
 
 
-def load_all(path: Path | None = None) -> dict[str, Problem]:
-    """The named problems of ``problems.toml`` (or another such file), of every kind."""
-    given = read_toml(path or paths.configs_dir() / "problems.toml")
+def load_all() -> dict[str, Problem]:
+    """The named problems of ``problems.toml``, of every kind."""
+    given = read_toml(paths.configs_dir() / "problems.toml")
     others = {table: given.pop(table) for table in PROBLEM_TABLES if table in given and table != ProductKind.table}
     return problems_from({ProductKind.table: given} | others)
 
 
-def load_problems(path: Path | None = None) -> dict[str, TensorProductProblem]:
+def load_problems() -> dict[str, TensorProductProblem]:
     """The tensor products among them."""
-    return {name: found for name, found in load_all(path).items() if isinstance(found, TensorProductProblem)}
+    return {name: found for name, found in load_all().items() if isinstance(found, TensorProductProblem)}
 
 
 def problems_from(table: Mapping[str, Any], known: Mapping[str, Problem] | None = None) -> dict[str, Problem]:
@@ -95,14 +95,13 @@ def find_problem(text: str) -> Problem:
     if "|" in text:
         return problem_from_key(text)
     problems = load_all()
-    if text not in problems:
-        raise ConfigError(unknown_name("problem", text, problems))
+    check_known("problem", text, problems)
     return problems[text]
 
 
-def load_graphs(path: Path | None = None) -> dict[str, GraphSpec]:
-    """The named graphs of ``graphs.toml`` (or another such file)."""
-    path = path or paths.configs_dir() / "graphs.toml"
+def load_graphs() -> dict[str, GraphSpec]:
+    """The named graphs of ``graphs.toml``."""
+    path = paths.configs_dir() / "graphs.toml"
     return {name: graph_from(name, table, path.parent) for name, table in read_toml(path).items()}
 
 
@@ -112,39 +111,36 @@ def graph_from(name: str, table: Any, folder: Path) -> GraphSpec:
     Alternatively the law of its ``degrees``; or only the number of ``edges``, or of ``nodes`` and, optionally, of the
     ``elements`` that there are weights of, and of those ``occurring``.
     """
-    if isinstance(table, Mapping) and "edges" in table:
-        check_table(table, f"graph {name!r}", ("edges",))
-        number = count_of(f"graph {name!r}: edges", table["edges"])
-        assert number is not None
-        return GraphSpec(name, EdgesAlone(number))
-    if isinstance(table, Mapping) and "nodes" in table:
-        return GraphSpec(name, _nodes_alone(f"graph {name!r}", table))
-    if isinstance(table, Mapping) and "degrees" in table:
-        check_table(table, f"graph {name!r}", ("degrees",))
-        return GraphSpec(name, _degree_law(f"graph {name!r}: degrees", table["degrees"]))
-    check_table(table, f"graph {name!r}", ("cutoff", "repeat", *SOURCES), required=("cutoff",))
+    what, keys = f"graph {name!r}", table if isinstance(table, Mapping) else ()
+    if "edges" in keys:
+        check_table(table, what, ("edges",))
+        return GraphSpec(name, EdgesAlone(count_of(f"{what}: edges", table["edges"])))
+    if "nodes" in keys:
+        check_table(table, what, ("nodes", "elements", "occurring"))
+        counts = {key: count_of(f"{what}: {key}", value) for key, value in table.items()}
+        alone = NodesAlone(counts.pop("nodes"), **counts)
+        if alone.occurring > alone.elements:
+            raise ConfigError(
+                f"{what}: {alone.occurring} elements occur; expected at most its {alone.elements} elements"
+            )
+        return GraphSpec(name, alone)
+    if "degrees" in keys:
+        check_table(table, what, ("degrees",))
+        return GraphSpec(name, _degree_law(f"{what}: degrees", table["degrees"]))
+    check_table(table, what, ("cutoff", "repeat", *SOURCES), required=("cutoff",))
     given = [source for source in SOURCES if source in table]
     if len(given) != 1:
-        raise ConfigError(f"graph {name!r} has {given or 'no source of atoms'}; expected exactly one of {SOURCES}")
+        raise ConfigError(f"{what} has {given or 'no source of atoms'}; expected exactly one of {SOURCES}")
     repeat = tuple(table.get("repeat", (1, 1, 1)))
     if len(repeat) != 3 or not all(isinstance(n, int) and n > 0 for n in repeat):
-        raise ConfigError(f"graph {name!r}: repeat is {repeat}; expected three positive integers")
-    source = _source(f"graph {name!r}: {given[0]}", given[0], table[given[0]], folder)
-    return GraphSpec(name, source, number_of(f"graph {name!r}: cutoff", table["cutoff"]), repeat)
-
-
-def _nodes_alone(what: str, table: Mapping[str, Any]) -> NodesAlone:
-    check_table(table, what, ("nodes", "elements", "occurring"))
-    counts = {key: count_of(f"{what}: {key}", value) or 1 for key, value in table.items()}
-    found = NodesAlone(counts.pop("nodes"), **counts)
-    if found.occurring > found.elements:
-        raise ConfigError(f"{what}: {found.occurring} elements occur; expected at most its {found.elements} elements")
-    return found
+        raise ConfigError(f"{what}: repeat is {repeat}; expected three positive integers")
+    source = _source(f"{what}: {given[0]}", given[0], table[given[0]], folder)
+    return GraphSpec(name, source, number_of(f"{what}: cutoff", table["cutoff"]), repeat)
 
 
 def _degree_law(what: str, table: Any) -> DegreeLaw:
     check_table(table, what, ("nodes", "law", "least", "most", "seed"), required=("nodes", "law", "least", "most"))
-    nodes, least, most = (count_of(f"{what}.{key}", table[key]) or 1 for key in ("nodes", "least", "most"))
+    nodes, least, most = (count_of(f"{what}.{key}", table[key]) for key in ("nodes", "least", "most"))
     try:
         law = DegreeLaw(nodes, table["law"], least, most, _seed_of(what, table))
     except ConfigError as error:
@@ -168,19 +164,15 @@ def _source(what: str, kind: str, value: Any, folder: Path) -> AtomSource:
         return Molecule(value) if kind == "molecule" else StructureFile(value, str(folder))
     if kind == "points":
         check_table(value, what, ("number", "density", "seed"), required=("number", "density"))
-        number = count_of(what + ".number", value["number"])
-        assert number is not None
-        return Points(number, number_of(what + ".density", value["density"]), _seed_of(what, value))
+        number, density = count_of(f"{what}.number", value["number"]), number_of(f"{what}.density", value["density"])
+        return Points(number, density, _seed_of(what, value))
     if kind == "water":
         check_table(value, what, ("side", "seed"), required=("side",))
-        side = count_of(what + ".side", value["side"])
-        assert side is not None
-        return Water(side, _seed_of(what, value))
+        return Water(count_of(f"{what}.side", value["side"]), _seed_of(what, value))
     if kind == "bulk":
         check_table(value, what, ("name", "crystalstructure", "a", "cubic"), required=("name", "crystalstructure", "a"))
-        return Bulk(
-            value["name"], value["crystalstructure"], number_of(what + ".a", value["a"]), value.get("cubic", True)
-        )
+        a = number_of(f"{what}.a", value["a"])
+        return Bulk(value["name"], value["crystalstructure"], a, value.get("cubic", True))
     check_table(value, what, ("spacegroup", "cell", "sites"), required=("spacegroup", "cell", "sites"))
     try:
         sites = tuple((str(symbol), float(x), float(y), float(z)) for symbol, x, y, z in value["sites"])
@@ -195,7 +187,6 @@ TABLE_KEYS = (*WORKLOAD_KEYS, "trials")
 SEARCH_KEYS = ("budget", "trials", "patience", "sampler", "record")
 TOP_KEYS = (*WORKLOAD_KEYS, "workload", *PROBLEM_TABLES, "graphs", "passes", *SEARCH_KEYS)
 BACKENDS = ("cpu", "cuda")
-T = TypeVar("T")
 
 
 @dataclass(frozen=True)
@@ -244,11 +235,12 @@ def _config(path: Path, table: Mapping[str, Any], backend: str) -> TuneConfig:
     for given in table.get("workload", [{}]):
         check_table(given, "workload", TABLE_KEYS)
         found = _workloads({**shared, **given}, problems, graphs, backend)
-        if (count := count_of("workload.trials", given.get("trials"))) is not None:
+        if "trials" in given:
+            count = count_of("workload.trials", given["trials"])
             own_trials |= {workload: count for workload in found if workload not in workloads}
         workloads += found
     sampler = check_sampler(table.get("sampler", "auto"))
-    trials, patience = (count_of(key, table.get(key)) for key in ("trials", "patience"))
+    trials, patience = (count_of(key, table[key]) if key in table else None for key in ("trials", "patience"))
     budget = parse_duration(table["budget"]) if "budget" in table else None
     restrictions = restrictions_from(table.get("record", {}))
     passes = _passes(table["passes"], workloads) if "passes" in table else None
@@ -266,8 +258,7 @@ def _passes(value: Any, workloads: Sequence[Workload]) -> tuple[str, ...]:
     """The passes, if every workload has the directions for them; else ConfigError."""
     passes = tuple(dict.fromkeys(_names("passes", value)))
     for name in passes:
-        if name not in PASSES:
-            raise ConfigError(unknown_name("pass", name, PASSES))
+        check_known("pass", name, PASSES)
         for workload in workloads:
             needed = workload.kind.passes.get(name) or workload.kind.combined.get(name, (name,))
             missing = [direction for direction in needed if direction not in workload.directions]
@@ -294,16 +285,11 @@ def _workloads(
         options["directions"] = tuple(_names("directions", table["directions"]))
     found = []
     for label, on in itertools.product(_names("problem", table["problem"]), _names("graph", graph)):
-        problem = _pick("problem", label, problems)
-        operation = table.get("operation", operations_of(problem)[0])
-        found.append(Workload(label, problem, operation, _pick("graph", on, graphs), **options))
+        check_known("problem", label, problems)
+        check_known("graph", on, graphs)
+        operation = table.get("operation", operations_of(problems[label])[0])
+        found.append(Workload(label, problems[label], operation, graphs[on], **options))
     return found
-
-
-def _pick(kind: str, name: str, known: Mapping[str, T]) -> T:
-    if name not in known:
-        raise ConfigError(unknown_name(kind, name, known))
-    return known[name]
 
 
 def _names(key: str, value: Any) -> list[str]:

@@ -134,12 +134,11 @@ class RandomNeighbours:
 
     num_nodes: int
     num_edges: int
-    seed: int = 0
 
     def edges(self) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
         """Receivers, senders, and vectors from sender to receiver."""
         side = self.num_nodes ** (1 / 3)
-        points = np.random.default_rng(self.seed).uniform(0.0, side, (self.num_nodes, 3))
+        points = np.random.default_rng(0).uniform(0.0, side, (self.num_nodes, 3))
         cutoff = (3 * (1 + self.num_edges / self.num_nodes) / (4 * math.pi)) ** (1 / 3)
         while True:
             cutoff *= 1.1
@@ -299,8 +298,6 @@ def _require_fewer(what: str, of: str, number: int, most: int, key: str = "cutof
         raise ConfigError(f"{what} would have {count} {of}; at most {most:.2g} fit, so choose a smaller {key}")
 
 
-# Graphs that no atoms describe: edges as they are (those on which a model ran, say), or degrees that follow a law.
-
 # Quantiles of edges a node between the least and the most, by the law's name.
 LAWS = ("power", "lognormal", "hubs")
 # Nodes with most edges, of "hubs".
@@ -384,8 +381,6 @@ class DegreeLaw:
         middle, width = math.log(least * most) / 2, math.log(most / least) / 2
         return round(math.exp(middle + width * NormalDist().inv_cdf(share) / widest))
 
-
-# A box of water that anyone can make: no file, and the number density of the liquid.
 
 # The gas-phase molecule (angstrom, degrees), and the volume of a molecule in the liquid at 298 K (0.997 g/cm^3).
 OH, HOH, VOLUME = 0.9572, 104.52, 30.0

@@ -9,11 +9,13 @@ from __future__ import annotations
 import dataclasses
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, ClassVar, Protocol
 
 from autotune.text import count
 from autotune.workload.graphs import EdgesAlone, NodesAlone, RandomNeighbours
+from kernelgen.arithmetic.directions import Direction
 from kernelgen.device import DeviceFacts
 from kernelgen.errors import ProblemError
 from kernelgen.kernels.knobs import Knobs
@@ -40,6 +42,20 @@ TOLERANCE = {"float32": 1e-5, "float64": 1e-10}
 SourceOfSize = EdgesAlone | NodesAlone | RandomNeighbours
 
 
+@dataclass(frozen=True)
+class StoredKernel:
+    """A spec with the values by which every kernel is stored and looked up, of kinds whose kernels have other specs."""
+
+    problem: Any
+    operation: str
+    direction: Direction
+    schedule: Any
+    dtype: str
+    layout: str
+    facts: DeviceFacts
+    deterministic: bool = False
+
+
 class KernelKind(ABC):
     """One kind of kernel. A *spec* determines one kernel (``kernelgen``'s, with operation, layout and deterministic).
 
@@ -48,10 +64,9 @@ class KernelKind(ABC):
     that consist of several directions. inputs: slots that get gradients. forces: the one from whose gradient forces are
     computed. tangents: those whose gradients ``double_backward`` differentiates. table: a config defines its problems
     in tables [table.NAME]. groups: of its rows in a report, with short names. rows: what a graph's edges are here, and
-    its nodes. rank: its place among the kinds; a kind whose problems contain problems of others comes after those.
+    its nodes.
     """
 
-    rank: ClassVar[int]
     problem_type: ClassVar[type[Problem]]
     operations: ClassVar[tuple[str, ...]]
     convolutions: ClassVar[tuple[str, ...]] = ()
@@ -95,7 +110,7 @@ class KernelKind(ABC):
 
     @abstractmethod
     def owns_key(self, key: str) -> bool:
-        """Whether a text looks like a key of its problems, well-formed or not; kinds of higher rank are asked first."""
+        """Whether a text looks like a key of its problems, well-formed or not."""
 
     @abstractmethod
     def check(self, workload: Any) -> None:

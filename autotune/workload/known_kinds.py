@@ -1,7 +1,7 @@
 """The kinds of kernels that there are: what is needed to choose and store their schedules, a class for each.
 
 In: a problem, a direction and facts of a device. Out: a spec, its default schedule, its plan. The table of all kinds is
-at the end; a new one adds its line.
+at the end.
 """
 
 from __future__ import annotations
@@ -10,17 +10,16 @@ import dataclasses
 import functools
 import re
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
 from types import MappingProxyType
-from typing import Any, ClassVar
+from typing import Any, ClassVar, TypeVar
 
-from autotune.errors import ConfigError, unknown_name
+from autotune.errors import ConfigError, check_known
 from autotune.workload.graphs import NodesAlone
-from autotune.workload.kind import FindSchedule, KernelKind, Problem, SourceOfSize
+from autotune.workload.kind import FindSchedule, KernelKind, Problem, SourceOfSize, StoredKernel
 from autotune.workload.toml_tables import check_table
 from kernelgen.arithmetic.contraction import CONTRACTION_DIRECTIONS
 from kernelgen.arithmetic.contraction_couplings import polynomials
-from kernelgen.arithmetic.directions import DIRECTIONS, HARMONICS_DIRECTIONS, Direction, fixed_order_parts
+from kernelgen.arithmetic.directions import DIRECTIONS, HARMONICS_DIRECTIONS, fixed_order_parts
 from kernelgen.device import DeviceFacts
 from kernelgen.errors import ScheduleError
 from kernelgen.kernels.dispatch import make_plan
@@ -35,7 +34,6 @@ from kernelgen.kernels.spherical_harmonics import (
     HarmonicsPlan,
     HarmonicsSchedule,
     HarmonicsSpec,
-    VectorSchedule,
     default_harmonics_schedule,
     harmonics_plan,
     harmonics_schedule_from_dict,
@@ -52,17 +50,15 @@ from kernelgen.ops.harmonics import FUSED
 from kernelgen.problem.other_kinds import SEPARATOR, ContractionProblem, HarmonicsProblem, VectorProblem
 from kernelgen.problem.product import PRODUCTS, RadialProblem, TensorProductProblem
 
-# The kind of tensor products.
-
 # Of a sender, a receiver, or a node's element.
 INDEX_BYTES = 4
+SomeProblem = TypeVar("SomeProblem", bound=Problem)
 NORMALIZATION_KEYS = ("shared_weights", "irrep_normalization", "path_normalization")
 
 
 class ProductKind(KernelKind):
     """Tensor products, as convolutions or edge by edge."""
 
-    rank: ClassVar[int] = 0
     problem_type: ClassVar[type[Problem]] = TensorProductProblem
     operations: ClassVar[tuple[str, ...]] = ("conv", "plain")
     convolutions: ClassVar[tuple[str, ...]] = ("conv",)
@@ -77,7 +73,13 @@ class ProductKind(KernelKind):
     )
     directions: ClassVar[Mapping[str, Any]] = DIRECTIONS
     inputs = tangents = "xyw"
+    instead_of_edges: ClassVar[str] = "operation = 'plain', or another graph"
     read: ClassVar[staticmethod[[Mapping[str, Any]], Knobs]] = staticmethod(schedule_from_dict)
+
+    @staticmethod
+    def product_of(problem: Any) -> TensorProductProblem:
+        """The product that its convolutions compute."""
+        return problem
 
     def problem_from(self, name: str, table: Any, others: Mapping[str, Problem]) -> Problem:
         """A problem from a table: in1, in2 and filter (channelwise), out (fully connected), or out and instructions."""
@@ -96,10 +98,10 @@ class ProductKind(KernelKind):
         return True  # that no other kind claims
 
     def check(self, workload: Any) -> None:
-        if workload.operation == "conv" and not workload.graph.has_nodes:
+        if workload.is_conv and not workload.graph.has_nodes:
             raise ConfigError(
                 f"graph {workload.graph.name!r} has edges alone, and a convolution needs nodes; "
-                "expected operation = 'plain', or another graph"
+                f"expected {self.instead_of_edges}"
             )
 
     def blank_spec(
@@ -126,9 +128,10 @@ class ProductKind(KernelKind):
         return dataclasses.replace(spec, schedule=schedule, operation=spec.operation if schedule.fuse else "plain")
 
     def describe(self, problem: Any) -> tuple[str, ...]:
+        product = self.product_of(problem)
         return (
-            f"{problem.irreps_in1} x {problem.irreps_in2} -> {problem.irreps_out}",
-            f"{len(problem.paths)} paths, {problem.weight_numel:,} weights, {problem.dim_out:,} outputs",
+            f"{product.irreps_in1} x {product.irreps_in2} -> {product.irreps_out}",
+            f"{len(product.paths)} paths, {product.weight_numel:,} weights, {product.dim_out:,} outputs",
         )
 
     def group(self, key: str, operation: str, dtype: str) -> str:
@@ -137,60 +140,56 @@ class ProductKind(KernelKind):
         return "plain products" if operation == "plain" else f"{dtype} convolutions"
 
     def irreps(self, problem: Any, layout: str) -> dict[str, str]:
-        return {"x": problem.irreps_in1, "y": problem.irreps_in2, "g": problem.irreps_out}
+        product = self.product_of(problem)
+        return {"x": product.irreps_in1, "y": product.irreps_in2, "g": product.irreps_out}
+
+    def elements(self, work: Any, num_edges: int, num_nodes: int) -> dict[str, int]:
+        """Elements of each operand as a kernel reads it."""
+        product, rows = self.product_of(work.problem), num_edges if work.operation == "plain" else num_nodes
+        return {
+            "x": rows * product.dim_in1,
+            "y": num_edges * product.dim_in2,
+            "w": (1 if product.shared_weights else num_edges) * product.weight_numel,
+            "g": rows * product.dim_out,
+        }
 
     def compulsory_bytes(self, work: Any, direction: str, num_edges: int, num_nodes: int) -> int:
-        return bytes_of_product(work, work.problem, direction, num_edges, num_nodes, work.problem.dim_in2)
+        asked, elements = DIRECTIONS[direction], self.elements(work, num_edges, num_nodes)
+        moved = sum(elements[name[-1]] for name in (*asked.operands, *asked.outputs))
+        return moved * BYTES[work.dtype] + (0 if work.operation == "plain" else 2 * INDEX_BYTES * num_edges)
 
 
 class OfProductKind(ProductKind):
     """The base of kinds whose kernels are convolutions with a ``product``, and form one of its inputs themselves."""
 
     kernel_spec, group = KernelKind.kernel_spec, KernelKind.group
+    instead_of_edges = "a graph with nodes"
 
-    def check(self, workload: Any) -> None:
-        if not workload.graph.has_nodes:
-            raise ConfigError(
-                f"graph {workload.graph.name!r} has edges alone, and a convolution needs nodes; "
-                "expected a graph with nodes"
-            )
-
-    def describe(self, problem: Any) -> tuple[str, ...]:
-        return super().describe(problem.product)
-
-    def irreps(self, problem: Any, layout: str) -> dict[str, str]:
-        return super().irreps(problem.product, layout)
+    @staticmethod
+    def product_of(problem: Any) -> TensorProductProblem:
+        return problem.product
 
 
-def bytes_of_product(
-    work: Any, product: TensorProductProblem, direction: str, num_edges: int, num_nodes: int, dim_y: int
-) -> int:
-    """As :meth:`KernelKind.compulsory_bytes`; ``dim_y``: elements per row of y as the kernel reads it."""
-    asked, conv = DIRECTIONS[direction], work.operation != "plain"
-    rows = num_nodes if conv else num_edges
-    elements = {
-        "x": rows * product.dim_in1,
-        "y": num_edges * dim_y,
-        "w": (1 if product.shared_weights else num_edges) * product.weight_numel,
-        "g": rows * product.dim_out,
-    }
-    moved = sum(elements[name[-1]] for name in asked.operands) + sum(elements[name] for name in asked.outputs)
-    return moved * BYTES[work.dtype] + (2 * INDEX_BYTES * num_edges if conv else 0)
+def _problem_named(
+    what: str, key: str, table: Mapping[str, Any], others: Mapping[str, Problem], kind: type[SomeProblem]
+) -> SomeProblem:
+    """The problem of a kind that a table names under a key."""
+    known = {name: problem for name, problem in others.items() if isinstance(problem, kind)}
+    check_known(key, str(table[key]), known, f"{what}: ")
+    return known[str(table[key])]
 
-
-# The kind of spherical harmonics.
-#
-# Vectors are operand ``x``, their tangents ``tx``, harmonics (and their cotangents) ``g``. Directions are named as for
-# products, and both layouts have the same rows.
 
 # The slots that each direction reads.
 HARMONICS_OPERANDS = {"forward": ("x",), "backward": ("x", "g"), "double_backward": ("x", "g", "tx")}
 
 
 class HarmonicsKind(KernelKind):
-    """From vectors [n, 3] to harmonics [n, dim_out]."""
+    """Spherical harmonics: from vectors [n, 3] to harmonics [n, dim_out].
 
-    rank = 1
+    Vectors are operand ``x``, their tangents ``tx``, harmonics (and their cotangents) ``g``. Directions are named as
+    for products, and both layouts have the same rows.
+    """
+
     problem_type = HarmonicsProblem
     operations = (HarmonicsSpec.operation,)
     directions = HARMONICS_DIRECTIONS
@@ -251,32 +250,16 @@ class HarmonicsKind(KernelKind):
         return num_edges * sum(elements[name] for name in moved) * BYTES[work.dtype]
 
 
-# The kind of convolutions of harmonics of edge vectors.
-#
-# Vectors are operand ``y``. The schedule decides, for each direction, whether harmonics are formed inside the product's
-# kernel or in a separate one. The kernels use the schedules known for product and harmonics.
-
 VECTORS = "vectors"
 
 
-@dataclass(frozen=True)
-class VectorKernel:
-    """Everything that determines the kernels of a direction except the schedules of product and harmonics."""
-
-    problem: VectorProblem
-    direction: Direction
-    schedule: VectorSchedule
-    dtype: str
-    layout: str
-    facts: DeviceFacts
-    deterministic: bool = False
-    operation: str = VECTORS
-
-
 class VectorsKind(OfProductKind):
-    """From edge vectors [edges, 3] to sums at nodes; and first gradients."""
+    """Convolutions of harmonics of edge vectors ``y`` [edges, 3]; and first gradients.
 
-    rank = 2
+    The schedule decides, for each direction, whether harmonics are formed inside the product's kernel or in a separate
+    one. The kernels use the schedules known for product and harmonics.
+    """
+
     problem_type = VectorProblem
     operations = convolutions = (VECTORS,)
     table = "vectors"
@@ -288,13 +271,9 @@ class VectorsKind(OfProductKind):
         """A product of harmonics from a table: names of the ``product`` and of the ``harmonics``, its second input."""
         keys = ("product", "harmonics")
         check_table(table, f"vectors {name!r}", keys, required=keys)
-        for key, kind in (("product", TensorProductProblem), ("harmonics", HarmonicsProblem)):
-            if not isinstance(others.get(str(table[key])), kind):
-                known = [other for other, problem in others.items() if isinstance(problem, kind)]
-                raise ConfigError(f"vectors {name!r}: " + unknown_name(key, str(table[key]), known))
-        product, harmonics = (others[table[key]] for key in keys)
-        assert isinstance(product, TensorProductProblem) and isinstance(harmonics, HarmonicsProblem)
-        return VectorProblem(product, harmonics)
+        what = f"vectors {name!r}"
+        product = _problem_named(what, "product", table, others, TensorProductProblem)
+        return VectorProblem(product, _problem_named(what, "harmonics", table, others, HarmonicsProblem))
 
     def owns_key(self, key: str) -> bool:
         return SEPARATOR in key
@@ -310,7 +289,8 @@ class VectorsKind(OfProductKind):
     def blank_spec(
         self, problem: Any, operation: str, asked: Any, dtype: str, layout: str, facts: DeviceFacts, deterministic: bool
     ) -> Any:
-        return VectorKernel(problem, asked, VECTOR_SCHEDULES[facts.backend](), dtype, layout, facts, deterministic)
+        blank = VECTOR_SCHEDULES[facts.backend]()
+        return StoredKernel(problem, operation, asked, blank, dtype, layout, facts, deterministic)
 
     def default(self, spec: Any, num_edges: int | None) -> Any:
         return VECTOR_SCHEDULES[spec.facts.backend]()
@@ -332,8 +312,8 @@ class VectorsKind(OfProductKind):
     def irreps(self, problem: Any, layout: str) -> dict[str, str]:
         return super().irreps(problem, layout) | {"y": problem.irrep}
 
-    def compulsory_bytes(self, work: Any, direction: str, num_edges: int, num_nodes: int) -> int:
-        return bytes_of_product(work, work.problem.product, direction, num_edges, num_nodes, dim_y=3)
+    def elements(self, work: Any, num_edges: int, num_nodes: int) -> dict[str, int]:
+        return super().elements(work, num_edges, num_nodes) | {"y": 3 * num_edges}
 
 
 def product_schedule(
@@ -364,10 +344,6 @@ def product_schedule(
 assert set(VectorsKind.directions) <= set(FUSED)
 
 
-# The kind of convolutions that form their edge weights ``h @ matrix`` in registers.
-#
-# Operand ``w`` is h [edges, hidden], ``tw`` the matrix [hidden, weights]; the gradient of ``w`` is that of h.
-
 RADIAL = "radial"
 # Largest relative error against float64 that a kernel may have, by accuracy class.
 LARGEST_ERROR = {"ieee": 1e-5, "tf32": 2e-3}
@@ -376,19 +352,7 @@ assert set(LARGEST_ERROR) == set(PRODUCTS)
 WHOLE, STREAMED = ("product-ieee", "product-fp16x3"), ("streamed",)
 
 
-@dataclass(frozen=True)
-class RadialKernel:
-    """A spec with the values by which every kernel is stored and looked up."""
-
-    problem: RadialProblem
-    direction: Direction
-    schedule: RadialSchedule
-    dtype: str
-    layout: str
-    facts: DeviceFacts
-    deterministic: bool = False
-    operation: str = RADIAL
-
+class RadialKernel(StoredKernel):
     @property
     def of_kernel(self) -> RadialSpec:
         """The spec of the kernel that is compiled."""
@@ -398,9 +362,11 @@ class RadialKernel:
 
 
 class RadialKind(OfProductKind):
-    """From h [edges, hidden] to sums at nodes; and first gradients of all but the matrix."""
+    """Convolutions that form their edge weights ``h @ matrix`` in registers; and first gradients of all but the matrix.
 
-    rank = 4
+    Operand ``w`` is h [edges, hidden], ``tw`` the matrix [hidden, weights]; the gradient of ``w`` is that of h.
+    """
+
     problem_type = RadialProblem
     operations = convolutions = (RADIAL,)
     table = "radial"
@@ -412,10 +378,7 @@ class RadialKind(OfProductKind):
         """From a table with the name of the ``product``, ``hidden`` and perhaps an ``accuracy``."""
         required = ("product", "hidden")
         check_table(table, f"radial {name!r}", (*required, "accuracy"), required=required)
-        product = others.get(str(table["product"]))
-        if not isinstance(product, TensorProductProblem):
-            known = [other for other, problem in others.items() if isinstance(problem, TensorProductProblem)]
-            raise ConfigError(f"radial {name!r}: " + unknown_name("product", str(table["product"]), known))
+        product = _problem_named(f"radial {name!r}", "product", table, others, TensorProductProblem)
         return RadialProblem(product, table["hidden"], table.get("accuracy", "ieee"))
 
     def owns_key(self, key: str) -> bool:
@@ -435,7 +398,7 @@ class RadialKind(OfProductKind):
     def blank_spec(
         self, problem: Any, operation: str, asked: Any, dtype: str, layout: str, facts: DeviceFacts, deterministic: bool
     ) -> Any:
-        return RadialKernel(problem, asked, RadialSchedule(), dtype, layout, facts)
+        return RadialKernel(problem, operation, asked, RadialSchedule(), dtype, layout, facts)
 
     def default(self, spec: Any, num_edges: int | None) -> Any:
         return default_radial_schedule(spec.of_kernel).schedule
@@ -447,30 +410,24 @@ class RadialKind(OfProductKind):
         weights = f"weights from {problem.hidden} hidden features, accuracy of {problem.accuracy}"
         return (*super().describe(problem), weights)
 
+    def elements(self, work: Any, num_edges: int, num_nodes: int) -> dict[str, int]:
+        return super().elements(work, num_edges, num_nodes) | {"w": num_edges * work.problem.hidden}
+
     def compulsory_bytes(self, work: Any, direction: str, num_edges: int, num_nodes: int) -> int:
-        asked, hidden, product = DIRECTIONS[direction], work.problem.hidden, work.problem.product
-        elements = {
-            "x": num_nodes * product.dim_in1,
-            "y": num_edges * product.dim_in2,
-            "w": num_edges * hidden,
-            "g": num_nodes * product.dim_out,
-        }
-        moved = sum(elements[slot] for slot in (*asked.operands, *asked.outputs))
-        return (moved + hidden * product.weight_numel) * BYTES[work.dtype] + 2 * INDEX_BYTES * num_edges
+        matrix = work.problem.hidden * work.problem.product.weight_numel * BYTES[work.dtype]
+        return super().compulsory_bytes(work, direction, num_edges, num_nodes) + matrix
 
-
-# The kind of symmetric contractions.
-#
-# Features of nodes are operand ``x``, weights ``w`` [elements, weights, channels], values (and their cotangents) ``g``.
-# Rows of a graph are nodes: see :class:`autotune.workload.graphs.NodesAlone`.
 
 CONTRACTION = ContractionSpec.operation
 
 
 class ContractionKind(KernelKind):
-    """From features [nodes, dim_in * channels] to values [nodes, dim_out * channels]."""
+    """Symmetric contractions: from features [nodes, dim_in * channels] to values [nodes, dim_out * channels].
 
-    rank = 3
+    Features are operand ``x``, weights ``w`` [elements, weights, channels], values (and their cotangents) ``g``. Rows
+    of a graph are nodes: see :class:`autotune.workload.graphs.NodesAlone`.
+    """
+
     problem_type = ContractionProblem
     operations = (CONTRACTION,)
     directions = CONTRACTION_DIRECTIONS
@@ -550,16 +507,17 @@ class ContractionKind(KernelKind):
         return moved * problem.channels * BYTES[work.dtype] + INDEX_BYTES * num_edges
 
 
-# All kinds, by rank, and how one is found.
+# All kinds. A key is of the first that owns it; a kind stands before those whose problems its own contain.
+# A new one adds its line.
 
 _KINDS: tuple[KernelKind, ...] = (
-    ProductKind(),
-    HarmonicsKind(),
-    VectorsKind(),
     RadialKind(),
     ContractionKind(),
+    VectorsKind(),
+    HarmonicsKind(),
+    ProductKind(),
 )
-KINDS = tuple(sorted(_KINDS, key=lambda kind: kind.rank))
+KINDS = _KINDS[::-1]
 _BY_OPERATION = {operation: kind for kind in KINDS for operation in kind.operations}
 OPERATIONS = tuple(_BY_OPERATION)
 # Those that have nodes.
@@ -580,5 +538,5 @@ def operations_of(problem: Problem) -> tuple[str, ...]:
 
 def problem_from_key(key: str) -> Problem:
     """The problem with a key; ProblemError for a text that is none."""
-    kind = next(kind for kind in reversed(KINDS) if kind.owns_key(key))
+    kind = next(kind for kind in _KINDS if kind.owns_key(key))
     return kind.problem_type.from_key(key)

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from autotune import paths
-from autotune.errors import ConfigError, unknown_name
+from autotune.errors import ConfigError, check_known, unknown_name
 from kernelgen.files import with_fit_texts
 
 if sys.version_info >= (3, 11):
@@ -65,8 +65,8 @@ def problem_names() -> list[str]:
 def check_problem_name(text: str) -> None:
     """ConfigError with the nearest name for a problem that ``problems.toml`` lacks; a key (with ``|``) is no name."""
     names = problem_names()
-    if "|" not in text and text not in names:
-        raise ConfigError(unknown_name("problem", text, names))
+    if "|" not in text:
+        check_known("problem", text, names)
 
 
 def _holds_tables(value: Any) -> bool:
@@ -96,8 +96,7 @@ def check_table(table: Any, what: str, known: Sequence[str], required: Sequence[
     if not isinstance(table, Mapping):
         raise ConfigError(f"{what} is {table!r}; expected a table with {', '.join(known)}")
     for key in table:
-        if key not in known:
-            raise ConfigError(f"{what}: " + unknown_name("key", key, known))
+        check_known("key", key, known, f"{what}: ")
     missing = [key for key in required if key not in table]
     if missing:
         raise ConfigError(f"{what}: missing {', '.join(missing)}; expected {', '.join(required)}")
@@ -110,8 +109,8 @@ def tables_of(table: Mapping[str, Any], key: str) -> Mapping[str, Any]:
     return value
 
 
-def count_of(key: str, value: Any) -> int | None:
-    if value is not None and (isinstance(value, bool) or not isinstance(value, int) or value < 1):
+def count_of(key: str, value: Any) -> int:
+    if isinstance(value, bool) or not isinstance(value, int) or value < 1:
         raise ConfigError(f"{key} is {value!r}; expected a positive integer")
     return value
 

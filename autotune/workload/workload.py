@@ -11,8 +11,8 @@ from typing import Any
 
 import torch
 
-from autotune.errors import ConfigError, unknown_name
-from autotune.workload.graphs import Graph, GraphSpec, build_graph
+from autotune.errors import ConfigError, check_known
+from autotune.workload.graphs import GraphSpec, build_graph
 from autotune.workload.kind import KernelKind, Problem
 from autotune.workload.known_kinds import CONVOLUTIONS, KINDS, OPERATIONS, kernel_kind, operations_of
 from kernelgen.arithmetic.directions import DIRECTIONS
@@ -107,6 +107,21 @@ class Workload:
         kernel = (self.problem.key, self.operation, direction, self.dtype, self.layout)
         return (*kernel, self.graph_class().text, self.deterministic)
 
+    def facts(self, direction: str) -> dict[str, Any]:
+        """What records say of a direction: its names, kernel and graph, which is built on first use."""
+        graph = build_graph(self.graph)
+        return {
+            "label": self.label,
+            "problem": self.problem.key,
+            "operation": self.operation,
+            "direction": direction,
+            "dtype": self.dtype,
+            "layout": self.layout,
+            "deterministic": self.deterministic,
+            "graph": {"name": graph.name, "edges": graph.num_edges, "nodes": graph.num_nodes},
+            "graph_class": self.graph_class().text,
+        }
+
     def compulsory_bytes(self, direction: str, num_edges: int, num_nodes: int) -> int:
         """Bytes that any kernel of a direction must move on a graph, see :meth:`KernelKind.compulsory_bytes`."""
         return self.kind.compulsory_bytes(self, direction, num_edges, num_nodes)
@@ -166,15 +181,13 @@ def restrictions_from(tables: Any) -> dict[str, Restriction]:
         raise ConfigError(f"record is {tables!r}; expected tables [record.BACKEND]")
     found = {}
     for backend, table in tables.items():
-        if backend not in SCHEDULES:
-            raise ConfigError("record: " + unknown_name("backend", backend, SCHEDULES))
+        check_known("backend", backend, SCHEDULES, "record: ")
         what, kind = f"record.{backend}", SCHEDULES[backend]
         if not isinstance(table, Mapping):
             raise ConfigError(f"{what} is {table!r}; expected a table of knobs and their choices")
         by_direction = {key: value for key, value in table.items() if isinstance(value, Mapping)}
         for direction in by_direction:
-            if direction not in DIRECTIONS:
-                raise ConfigError(f"{what}: " + unknown_name("direction", direction, DIRECTIONS))
+            check_known("direction", direction, DIRECTIONS, f"{what}: ")
         found[backend] = Restriction(
             _choices(what, kind, {knob: value for knob, value in table.items() if knob not in by_direction}),
             {name: _choices(f"{what}.{name}", kind, value) for name, value in by_direction.items()},
@@ -185,8 +198,7 @@ def restrictions_from(tables: Any) -> dict[str, Restriction]:
 def _choices(what: str, kind: type[Schedule], table: Mapping[str, Any]) -> dict[str, tuple]:
     known = [knob for knob in kind.choices if knob != "fuse"]
     for knob, values in table.items():
-        if knob not in known:
-            raise ConfigError(f"{what}: " + unknown_name("knob", knob, known))
+        check_known("knob", knob, known, f"{what}: ")
         allowed = kind.choices[knob]
         if not isinstance(values, list) or not values:
             raise ConfigError(f"{what}.{knob} is {values!r}; expected a list of values")
@@ -235,9 +247,9 @@ def normal_numbers(workload: Workload, device: torch.device | str, seed: int) ->
     return functools.partial(torch.randn, generator=generator, dtype=DTYPES[workload.dtype], device=device)
 
 
-def make_tensors(workload: Workload, device: torch.device | str, seed: int = 0, graph: Graph | None = None) -> Tensors:
-    """Random normal tensors for a workload; ``graph`` is built from the workload if not given."""
-    graph = graph or build_graph(workload.graph)
+def make_tensors(workload: Workload, device: torch.device | str, seed: int = 0) -> Tensors:
+    """Random normal tensors for a workload."""
+    graph = build_graph(workload.graph)
     problem, device = workload.product, torch.device(device)
     edges, conv = graph.num_edges, workload.is_conv
     rows = graph.num_nodes if conv else edges
@@ -251,25 +263,15 @@ def make_tensors(workload: Workload, device: torch.device | str, seed: int = 0, 
     return Tensors(x, y, w, g, tx, ty, tw, tg, sender, receiver, rows)
 
 
-def to_ir_mul(tensor: torch.Tensor, irreps: str) -> torch.Tensor:
-    """Rearrange rows of ``mul_ir`` features (channel, then component: e3nn's) to ``ir_mul``; differentiable."""
-    return _transpose(tensor, [(block.mul, block.dim) for block in blocks_of(irreps)])
-
-
-def to_mul_ir(tensor: torch.Tensor, irreps: str) -> torch.Tensor:
-    """Rearrange rows of ``ir_mul`` features (component, then channel) to ``mul_ir``; differentiable."""
-    return _transpose(tensor, [(block.dim, block.mul) for block in blocks_of(irreps)])
-
-
 def relayout(tensor: torch.Tensor, irreps: str, source: str, target: str) -> torch.Tensor:
-    """Convert rows of features between layouts; returns the tensor itself if they agree."""
+    """Convert rows of features between layouts, differentiably; the tensor itself if they agree.
+
+    ``mul_ir``: a block's channels, each with its components, as e3nn has them; ``ir_mul``: components, with channels.
+    """
     if source == target:
         return tensor
-    return to_ir_mul(tensor, irreps) if target == "ir_mul" else to_mul_ir(tensor, irreps)
-
-
-def _transpose(tensor: torch.Tensor, shapes: list[tuple[int, int]]) -> torch.Tensor:
-    rows = tensor.shape[:-1]
+    to_ir_mul, rows = target == "ir_mul", tensor.shape[:-1]
+    shapes = [(block.mul, block.dim) if to_ir_mul else (block.dim, block.mul) for block in blocks_of(irreps)]
     parts = tensor.split([a * b for a, b in shapes], dim=-1)
     turned = [
         part.reshape(*rows, a, b).transpose(-1, -2).reshape(*rows, a * b)

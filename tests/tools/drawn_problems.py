@@ -161,7 +161,7 @@ def ratios_of(
     for which in passes:
         timings = {name: compared.results[name][which] for name in ours}
         assert all(one.timing for one in timings.values()), {name: one.error for name, one in timings.items()}
-        times = {name: one.timing.median_us for name, one in timings.items() if one.timing}
+        times = {name: one.timing.time_us for name, one in timings.items() if one.timing}
         kernel = {"problem": workload.problem.key, "graph": workload.graph.name, "pass": which}
         ratios = {name: time_us / times["tuned"] for name, time_us in times.items() if name != "tuned"}
         rows.append(kernel | times | {"ratio": ratios["untuned"], "predicted_ratio": ratios["predicted"]})

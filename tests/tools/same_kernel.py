@@ -59,7 +59,7 @@ def judge(count: int, candidates: int, seconds: float, config: str) -> None:
         results = compared._compare(DIRECTION, prepared)
         session.release()
         times = {name: result.timing for name, result in results.items() if result.timing is not None}
-        samples, medians = ({name: getattr(t, key) for name, t in times.items()} for key in ("samples_us", "median_us"))
+        samples, medians = ({name: getattr(t, key) for name, t in times.items()} for key in ("samples_us", "time_us"))
         default = samples.pop("default")
         intervals = [ratio_interval(sample, default, paired=True) for sample in samples.values()]
         former = [bootstrap(sample, default) for sample in samples.values()]

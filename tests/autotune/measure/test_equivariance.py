@@ -12,7 +12,7 @@ from e3nn import o3
 from autotune.measure.kinds import measured_kind, order_of
 from autotune.measure.trial import equivariance_error, random_rotation, turned
 from autotune.workload.config import load_graphs
-from autotune.workload.workload import Workload, to_ir_mul
+from autotune.workload.workload import Workload, relayout
 from kernelgen.problem.other_kinds import HarmonicsProblem, VectorProblem
 from kernelgen.problem.product import TensorProductProblem
 
@@ -64,4 +64,5 @@ def test_rows_turn_as_e3nn_turns_them() -> None:
     expected = rows @ o3.Irreps(irreps).D_from_matrix(rotation).T  # through float32
     close = functools.partial(torch.testing.assert_close, rtol=1e-5, atol=1e-5)
     close(turned(rows, irreps, "mul_ir", rotation), expected)
-    close(turned(to_ir_mul(rows, irreps), irreps, "ir_mul", rotation), to_ir_mul(expected, irreps))
+    rows, expected = (relayout(each, irreps, "mul_ir", "ir_mul") for each in (rows, expected))
+    close(turned(rows, irreps, "ir_mul", rotation), expected)

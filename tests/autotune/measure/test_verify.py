@@ -13,7 +13,7 @@ from autotune.measure.kinds import AutogradPasses
 from autotune.measure.references import Reference, choose_nodes
 from autotune.workload.config import load_graphs
 from autotune.workload.kind import TOLERANCE
-from autotune.workload.workload import Tensors, Workload, make_tensors, relayout, to_ir_mul, to_mul_ir
+from autotune.workload.workload import Tensors, Workload, make_tensors, relayout
 from kernelgen.arithmetic.directions import DIRECTIONS, double_backward
 from kernelgen.errors import InputError
 from kernelgen.problem.product import TensorProductProblem
@@ -211,7 +211,7 @@ def test_compulsory_bytes() -> None:
 def test_layouts_are_inverse_and_move_the_right_elements() -> None:
     irreps = "2x0e+3x1o"
     rows = torch.arange(2 * 11, dtype=torch.float64).reshape(2, 11)
-    turned = to_ir_mul(rows, irreps)
+    turned = relayout(rows, irreps, "mul_ir", "ir_mul")
     assert turned[0].tolist() == [0, 1, 2, 5, 8, 3, 6, 9, 4, 7, 10]
-    assert torch.equal(to_mul_ir(turned, irreps), rows)
+    assert torch.equal(relayout(turned, irreps, "ir_mul", "mul_ir"), rows)
     assert relayout(rows, irreps, "ir_mul", "ir_mul") is rows

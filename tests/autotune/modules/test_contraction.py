@@ -55,12 +55,12 @@ def test_all_derivatives_are_e3nns(normalization: dict[str, str]) -> None:
 
 
 def test_it_is_the_other_layout_too() -> None:
-    from autotune.workload.workload import to_ir_mul
+    from autotune.workload.workload import relayout
 
     theirs, ours = both("ir_mul")
     x, y = torch.randn(3, 5, theirs.irreps_in1.dim).double(), torch.randn(1, 5, theirs.irreps_in2.dim).double()
-    found = ours(to_ir_mul(x, IRREPS[0]), y)
-    assert relative_error(found, to_ir_mul(theirs(x, y), IRREPS[2])) < 1e-10
+    found = ours(relayout(x, IRREPS[0], "mul_ir", "ir_mul"), y)
+    assert relative_error(found, relayout(theirs(x, y), IRREPS[2], "mul_ir", "ir_mul")) < 1e-10
 
 
 def test_it_is_a_module_like_any() -> None:

@@ -65,7 +65,7 @@ def call(conv: Any, edges: int = EDGES, nodes: int = NODES) -> None:
 
 def as_a_new_process() -> None:
     OPERATORS.clear()
-    first_runs._read_once.cache_clear()
+    first_runs._choices_in.known.clear()
 
 
 def test_the_first_run_chooses_and_the_next_process_takes_it_at_once(tried: list[int]) -> None:

@@ -284,8 +284,8 @@ def test_an_unusable_url_is_one_error_without_its_password(space: Space, tmp_pat
 
 def test_locks_exclude_within_a_process_and_end_with_their_file(tmp_path: Path) -> None:
     one, other = Locks(tmp_path / "x.lock"), Locks(tmp_path / "x.lock")
-    assert one.share(0) and other.share(0) and not one.take(0)
-    assert one.take(7) and not other.take(7) and not other.share(7) and other.take(8)
+    assert one.take(0, shared=True) and other.take(0, shared=True) and not one.take(0)
+    assert one.take(7) and not other.take(7) and not other.take(7, shared=True) and other.take(8)
     assert other.taken_elsewhere(7) and not other.taken_elsewhere(8) and one.taken_elsewhere(8)
     one.close()
     assert other.take(7) and other.take(0)

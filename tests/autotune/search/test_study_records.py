@@ -68,7 +68,7 @@ def test_lost_storage_is_filled_from_the_records(space: Space, path: Path) -> No
 def test_kill_between_record_and_tell(space: Space, path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     storage = optuna.storages.InMemoryStorage()
     with make_study(space, path, storage) as study:
-        monkeypatch.setattr(Study, "_tell", lambda self, trial, line: (_ for _ in ()).throw(SystemExit))
+        monkeypatch.setattr(Study, "_tell", lambda self, *told: (_ for _ in ()).throw(SystemExit))
         with pytest.raises(SystemExit):
             run(study, trials=5)
     monkeypatch.undo()

@@ -155,8 +155,8 @@ def searched(
     found: list[tuple[str, float | None, float | None]] = []
     now = time.monotonic()
 
-    def search(study: Any, worker: Any, work: Any, direction: str, settings: Any, end: Any, _: Any, *rest: Any) -> str:
-        found.append((direction, *(each and each - now for each in (end, rest[1]))))
+    def search(job: Any, study: Any, worker: Any, direction: str, *ends: float | None) -> str:
+        found.append((direction, *(each and each - now for each in ends)))
         study.finished["trial"] = {"measure_s": measure_s}
         return "time"
 
@@ -164,13 +164,13 @@ def searched(
         return nullcontext(SimpleNamespace(finished={}, ended="", stale=0))
 
     monkeypatch.setattr(tuner, "open_study", study)
-    monkeypatch.setattr(tuner, "search_direction", search)
+    monkeypatch.setattr(tuner._Job, "_search_direction", search)
     settings: Any = SimpleNamespace(
         workload_trials={}, trials=None, patience=None, facts=SimpleNamespace(backend="cpu"), compilers=1
     )
     monkeypatch.setattr(tuner, "replace", lambda given, **_: given)
     pairs: Any = SimpleNamespace(of=lambda _: SimpleNamespace(search=lambda _: None), launch=lambda *problems: None)
-    progress: Any = SimpleNamespace(step=lambda text: None, end=now + left_s)
+    progress: Any = SimpleNamespace(start=lambda text: None, end=now + left_s)
     job = tuner._Job(WORK, settings, pairs, (WORK.problem,), progress, None)
     job.comes_first, job.end = first, now + left_s
     with ExitStack() as stack:

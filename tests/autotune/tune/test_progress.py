@@ -43,9 +43,9 @@ def test_a_log_has_a_line_every_ten_seconds(clock: Clock) -> None:
             clock.now += 1
             progress.update()
         progress.stop()
-        progress.step("mace: comparing forward")
+        progress.start("mace: comparing forward")
         clock.now += 11
-        progress.step("mace: comparing backward")
+        progress.start("mace: comparing backward")
         clock.now += 30
         progress.update()
     lines = [line.replace("\xa0", " ") for line in out.getvalue().splitlines()]
@@ -64,7 +64,7 @@ def test_a_terminal_shows_the_same(clock: Clock) -> None:
         progress.end = clock.now + 60
         progress.start("mace forward", study(3), None)
         progress._bar.refresh()
-        progress.step("mace: comparing forward")
+        progress.start("mace: comparing forward")
         progress._bar.refresh()
     shown = out.getvalue().replace("\xa0", " ")
     for words in ("mace forward", "3 trials", "best 4.20 ms", "60 s left", "mace: comparing forward"):

@@ -24,7 +24,7 @@ from autotune.measure.trial import Outcome
 from autotune.tune import publish as publishing
 from autotune.tune.publish import contenders, gained, publish, verdict_of, why_kept, why_unfinished, winner_of
 from autotune.tune.run import open_study
-from autotune.tune.settings import resolve
+from autotune.tune.settings import SECONDS_EACH, Settings, resolve
 from autotune.workload.config import TuneConfig, load_graphs
 from autotune.workload.objective import TIME
 from autotune.workload.workload import Workload, moved_bytes
@@ -45,7 +45,7 @@ def rounds(*factors: float, noise: float = 0.05, drift: float = 0.0, seed: int =
 def judged(default: list[float], *others: list[float]) -> tuple[str, dict[str, float], dict[str, float]]:
     named = {"default": default} | {f"candidate {rank}": samples for rank, samples in enumerate(others, 1)}
     results = {name: Result(timing_of(samples)) for name, samples in named.items()}
-    return winner_of(results, {name: r.timing.median_us for name, r in results.items() if r.timing is not None})
+    return winner_of(results, {name: r.timing.time_us for name, r in results.items() if r.timing is not None})
 
 
 def winner(default: list[float], *others: list[float]) -> tuple[str, dict[str, float]]:
@@ -233,6 +233,10 @@ def test_contenders_are_the_default_and_the_best_three_others(tmp_path: Path) ->
     }
 
 
+def settings(results: Path) -> Settings:
+    return Settings("cpu", FACTS, None, None, "auto", "sqlite://", 5, results, with_peers=False)
+
+
 def publish_of(result: ComparisonResult, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, said: list[str]) -> Any:
     """Publish two searches and one in which nothing passed; returns the entries stored, by direction."""
     asked: list[Any] = []
@@ -247,13 +251,11 @@ def publish_of(result: ComparisonResult, tmp_path: Path, monkeypatch: pytest.Mon
     studies = {name: study(folder / f"{name}.jsonl", SECOND, BEST) for name in ("forward", "backward")}
     studies["double_backward"] = study(tmp_path / "trials" / "none")
     database = Database.load(path, device_record(FACTS))
-    made = publish(
-        WORK, studies, "cpu", database, tmp_path, 5, with_peers=False, seconds_each=0.5, on_failure=said.append
-    )
+    made = publish(WORK, studies, settings(tmp_path), database, on_failure=said.append)
     stored = {each.direction: each for each in read_table(path).by_identity.values()}
     assert stored == {each.direction: each for each in made}
     ((setting, passes, ours, seconds_each),) = asked
-    assert (setting, seconds_each) == (ComparisonSetting(WORK, "cpu", ()), 0.5)
+    assert (setting, seconds_each) == (ComparisonSetting(WORK, "cpu", ()), SECONDS_EACH["cpu"])
     assert passes == ("forward", "backward") and set(ours) == {"default", "candidate 1", "candidate 2"}
     return stored
 
@@ -291,7 +293,7 @@ def test_a_candidate_that_failed_is_no_winner(tmp_path: Path, monkeypatch: pytes
 def test_where_nothing_passed_nothing_is_compared(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(publishing, "run_comparison", lambda *_, **__: pytest.fail("it was compared"))
     database = Database.load(database_path(tmp_path, FACTS.slug), device_record(FACTS))
-    assert publish(WORK, {"forward": study(tmp_path)}, "cpu", database, tmp_path, 5) == []
+    assert publish(WORK, {"forward": study(tmp_path)}, settings(tmp_path), database) == []
 
 
 @pytest.mark.parametrize(

@@ -109,13 +109,14 @@ def test_the_command_hands_devices_on(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str], given: tuple[str, ...]
 ) -> None:
     received: list[tuple] = []
-    monkeypatch.setattr("autotune.tune.run.tune_together", lambda *those: received.append(those))
+    monkeypatch.setattr("autotune.tune.run.tune_together", lambda *those, **options: received.append((*those, options)))
     with pytest.raises(SystemExit) as ended:
         commands.main(["tune", "quick", *given, "--trials", "7", "--results", str(tmp_path)])
     assert ended.value.code == 0
-    ((config, devices, *options),) = received
+    ((config, devices, options),) = received
     assert config.workloads[0].label == "tiny" and devices == ["cpu"] * (2 if "," in given[1] else 1)
-    assert options == [None, 7, None, None, 0, tmp_path, None, None, "time", "auto"]
+    given = {name: value for name, value in options.items() if value is not None}
+    assert given == {"trials": 7, "seed": 0, "results_dir": tmp_path, "objective": "time", "counters": "auto"}
 
 
 def test_tuners_of_a_model_may_share_a_folder(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:

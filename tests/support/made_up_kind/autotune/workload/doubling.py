@@ -18,7 +18,6 @@ from kernelgen.kernels.knobs import Knobs
 
 
 class DoublingKind(KernelKind):
-    rank = 9
     problem_type = Doubling
     operations = ("doubling",)
     directions = MappingProxyType({"forward": DIRECTIONS["forward"]})
