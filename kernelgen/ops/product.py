@@ -17,14 +17,7 @@ import torch
 from torch import Tensor
 
 from kernelgen.arithmetic.couplings import couplings_digest
-from kernelgen.arithmetic.directions import (
-    DIRECTIONS,
-    Direction,
-    backward,
-    double_backward,
-    fixed_order_parts,
-    forward,
-)
+from kernelgen.arithmetic.directions import DIRECTIONS, Direction, backward, double_backward, fixed_order_parts, forward
 from kernelgen.compat import is_tracing, is_transforming
 from kernelgen.device import device_facts
 from kernelgen.errors import TuningMissError, UnsupportedError
@@ -33,11 +26,11 @@ from kernelgen.kernels.product.schedule import SCHEDULES, Schedule, schedule_fro
 from kernelgen.kernels.spec import Spec
 from kernelgen.ops.autograd import PRODUCT, order_for_size, product
 from kernelgen.ops.base import DTYPES, INDEX_DTYPES, rebuilds, register
-from kernelgen.ops.first_run import LISTENERS, Choice, Waiting, can_choose, choose
+from kernelgen.ops.first_run import LISTENERS, Choice, can_choose, choose
 from kernelgen.ops.library import DifferentiableOperator, Maybe
 from kernelgen.problem.other_kinds import HarmonicsProblem
 from kernelgen.problem.product import TensorProductProblem
-from kernelgen.runtime.call import AnyRunner, Checks, DirectCalls, Graph, Operands, Runner, RunnerKey, SplitRunner
+from kernelgen.runtime.call import AnyRunner, Checks, DirectCalls, Graph, Operands, Runner, RunnerKey
 from kernelgen.runtime.graph import (
     KNOWN_GRAPHS,
     NO_ORDER,
@@ -103,7 +96,7 @@ class Operator(DirectCalls, DifferentiableOperator):
     signature = PRODUCT
     directions = DIRECTIONS
     problem_type = TensorProductProblem
-    read_schedule = schedule_from_dict
+    schedule_types = SCHEDULES
     options = ("operation", "layout", "deterministic", "refused")
     operation: str
     layout: str
@@ -218,10 +211,10 @@ class Operator(DirectCalls, DifferentiableOperator):
     def edges(
         self,
         x: Tensor,
-        sender: Tensor | None,
-        receiver: Tensor | None,
-        num_out: int | None,
-        order: EdgeOrder | None,
+        sender: Tensor | None = None,
+        receiver: Tensor | None = None,
+        num_out: int | None = None,
+        order: EdgeOrder | None = None,
         is_sorted: bool = False,
     ) -> Edges:
         """A call's edges with the number of destinations and the order, computed if missing."""
@@ -367,16 +360,21 @@ class Operator(DirectCalls, DifferentiableOperator):
             parts = [(part, schedule if len(kinds) == 1 else self.schedules[part.name]) for part in kinds]
             specs = [self._spec(part, each, self._index(each, index), x.device) for part, each in parts]
             made = [Runner(dataclasses.replace(spec, harmonics=harmonics), self._checks) for spec in specs]
-            return made[0] if len(made) == 1 else SplitRunner(*made)
+            # Two for sums in a fixed order: one owns senders, for dF/dx, the other receivers.
+            return made[0] if len(made) == 1 else lambda *call: made[0](*call) | made[1](*call)
 
         kinds, others = self.parts(direction), self.shortlists.get(direction.name, ())
         key = (direction, index, x.get_device())
         if others and not can_choose(x, graph.num_edges):
             first = make(self.schedules[direction.name])
-            runners[key] = Waiting(
-                first, lambda given, graph: self.prepared(direction, given, graph, runners, harmonics)
-            )
-            return runners[key]
+
+            def waiting(given: Operands, graph: Graph, poison: bool = False) -> dict[str, Tensor]:
+                chooses = given[0] is not None and can_choose(given[0], graph.num_edges)
+                runner = self.prepared(direction, given, graph, runners, harmonics) if chooses else first
+                return runner(given, graph, poison)
+
+            runners[key] = waiting
+            return waiting
         if others:
             with self._choosing:
                 if direction.name in self.shortlists:
