@@ -382,19 +382,13 @@ class Recipe:
     permuted: Spec | None
 
 
-def live_spec(spec: Spec) -> Spec | None:
-    """The spec with the outputs to which something contributes; None if there are none."""
-    live = spec.direction.live_outputs if spec.problem.paths else ""
-    return dataclasses.replace(spec, direction=dataclasses.replace(spec.direction, outputs=live)) if live else None
-
-
-def recipe_of(spec: Spec, is_conv: bool, plan: AnyPlan | None = None) -> Recipe:
-    """The recipe of a spec. plan: of the live outputs, if it is at hand."""
-    live, gathers = live_spec(spec), is_conv and spec.operation == "plain"
-    if live is None:
+def recipe_of(spec: Spec, is_conv: bool) -> Recipe:
+    """The recipe of a spec."""
+    outputs, gathers = spec.direction.live_outputs, is_conv and spec.operation == "plain"
+    if not outputs or not spec.problem.paths:
         return Recipe(spec, None, {}, (), gathers, "", 0, None)
-    plan = plan or make_plan(live)
-    schedule = spec.schedule
+    live = dataclasses.replace(spec, direction=dataclasses.replace(spec.direction, outputs=outputs))
+    plan, schedule = make_plan(live), spec.schedule
     zeros = schedule.zeros if isinstance(schedule, CudaSchedule) else "apart"
     zeroed = "zero" if zeros == "apart" else "inside"
     writes = {slot: zeroed if f"out_{slot}" in plan.zeroed else "empty" for slot in live.direction.outputs}
@@ -414,9 +408,8 @@ class Runner:
     def __init__(self, spec: Spec, checks: Checks) -> None:
         self.checks = checks
         self.direction = spec.direction
-        live = live_spec(spec)
-        self.kernel: Kernel | None = None if live is None else load_kernel(live)
-        recipe = recipe_of(spec, checks.is_conv, None if self.kernel is None else self.kernel.plan)
+        recipe = recipe_of(spec, checks.is_conv)
+        self.kernel: Kernel | None = None if recipe.plan is None else load_kernel(recipe.spec)
         self.live = "".join(recipe.writes)
         self.dead = tuple(slot for slot in spec.direction.outputs if slot not in self.live)
         self.gathers, self.permuted = recipe.gathers, recipe.permuted
