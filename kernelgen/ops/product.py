@@ -248,35 +248,28 @@ class Operator(DirectCalls, DifferentiableOperator):
         """
         if not torch.compiler.is_compiling() and is_transforming():
             return NO_ORDER
-        order = self._order(sender, receiver, num_in, num_out, is_sorted)
-        # What only some members need is left to an op, which looks at the graph's size.
-        if self.by_size[0] and is_sorted:
-            spans, perm = order_by("receiver", receiver, num_out, True)
-            order = order._replace(spans=spans, perm=perm)
-        elif self.by_size[0]:
-            spans, perm = order_for_size(receiver, num_out, num_out, "receiver", self.text)
-            order = order._replace(spans=spans, perm=perm)
-        if self.by_size[1]:
-            spans, perm = order_for_size(sender, num_out, num_in, "sender", self.text)
-            order = order._replace(sender_spans=spans, sender_perm=perm)
-        return order
-
-    def _order(self, sender: Tensor, receiver: Tensor, num_in: int, num_out: int, is_sorted: bool) -> EdgeOrder:
-        needs_receiver, needs_sender = self._ends()
-        if not (needs_sender or needs_receiver):
+        (needs_receiver, needs_sender), (some_need_receiver, some_need_sender) = self._ends(), self.by_size
+        if not (needs_receiver or needs_sender or some_need_receiver or some_need_sender):
             return NO_ORDER
         by_sender = order_by("sender", sender, num_in) if needs_sender else (None, None)
-        if not needs_receiver:
-            return EdgeOrder(None, None, *by_sender)
-        # Check whether edges are sorted where that is cheap: on the CPU, outside of tracing.
-        looked_at = type(receiver) is Tensor and not is_tracing()
-        if looked_at and receiver.device.type == "cpu":
-            if is_sorted:
-                check_ascending(receiver)
-            is_sorted = is_in_order(receiver)
-        elif looked_at and receiver.is_cuda and is_sorted and not torch.cuda.is_current_stream_capturing():
-            check_ascending_on_device(receiver)
-        return EdgeOrder(*order_by("receiver", receiver, num_out, is_sorted), *by_sender)
+        by_receiver: tuple[Maybe, Maybe] = (None, None)
+        if needs_receiver:
+            # Check whether edges are sorted where that is cheap: on the CPU, outside of tracing.
+            looked_at = type(receiver) is Tensor and not is_tracing()
+            if looked_at and receiver.device.type == "cpu":
+                if is_sorted:
+                    check_ascending(receiver)
+                is_sorted = is_in_order(receiver)
+            elif looked_at and receiver.is_cuda and is_sorted and not torch.cuda.is_current_stream_capturing():
+                check_ascending_on_device(receiver)
+        # What only some members need is left to an op, which looks at the graph's size.
+        if needs_receiver or (some_need_receiver and is_sorted):
+            by_receiver = order_by("receiver", receiver, num_out, is_sorted)
+        elif some_need_receiver:
+            by_receiver = order_for_size(receiver, num_out, num_out, "receiver", self.text)
+        if some_need_sender:
+            by_sender = order_for_size(sender, num_out, num_in, "sender", self.text)
+        return EdgeOrder(*by_receiver, *by_sender)
 
     def one_row(self, w: Tensor) -> Tensor:
         """Shared weights given as [1, weight_numel] become [weight_numel]."""
