@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import functools
 import os
 import platform
@@ -9,7 +10,6 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import NamedTuple
 
 import torch
 
@@ -69,37 +69,44 @@ class DeviceFacts:
         return threads
 
 
-class _Card(NamedTuple):
-    """Limits of a compute capability, and of one card of it that stands for all where no device is asked.
-
-    shared_per_block, shared_per_unit, l1_per_unit: bytes. threads: of a multiprocessor. name, units, l2_bytes: the
-    card's.
-    """
-
-    shared_per_block: int
-    shared_per_unit: int
-    l1_per_unit: int
-    threads: int
-    name: str
-    units: int
-    l2_bytes: int
-
-
 _KB, _MB = 1 << 10, 1 << 20
-# Shared memory and threads: CUDA C++ programming guide, table of technical specifications per compute capability; each
-# block reserves 1 KB of a multiprocessor's shared memory. L1: the tuning guides of Ampere (192 KB on 8.0, 128 KB on
-# 8.6), Ada (128 KB), Hopper (256 KB) and Blackwell (256 KB on 10.0, 128 KB on 12.0), section on unified shared memory
-# and L1. All have 65,536 registers a multiprocessor and 255 a thread. Cards: NVIDIA's architecture white papers.
-_CUDA_LIMITS = {
-    "sm_80": _Card(163 * _KB, 164 * _KB, 192 * _KB, 2048, "NVIDIA A100", 108, 40 * _MB),
-    "sm_86": _Card(99 * _KB, 100 * _KB, 128 * _KB, 1536, "NVIDIA A10", 72, 6 * _MB),
-    "sm_89": _Card(99 * _KB, 100 * _KB, 128 * _KB, 1536, "NVIDIA L40S", 142, 96 * _MB),
-    "sm_90": _Card(227 * _KB, 228 * _KB, 256 * _KB, 2048, "NVIDIA H200", 132, 50 * _MB),
-    "sm_100": _Card(227 * _KB, 228 * _KB, 256 * _KB, 2048, "NVIDIA B200", 148, 126 * _MB),
-    "sm_120": _Card(99 * _KB, 100 * _KB, 128 * _KB, 1536, "NVIDIA GeForce RTX 5090", 170, 96 * _MB),
+# One card of each architecture, which stands for all where no device is asked: name, architecture and multiprocessors;
+# shared memory of a block and of a multiprocessor, and its registers and threads; then its L1 and the device's L2.
+#
+# CUDA: shared memory and threads from the CUDA C++ programming guide, table of technical specifications per compute
+# capability; each block reserves 1 KB of a multiprocessor's shared memory. L1: the tuning guides of Ampere (192 KB on
+# 8.0, 128 KB on 8.6), Ada (128 KB), Hopper (256 KB) and Blackwell (256 KB on 10.0, 128 KB on 12.0), section on unified
+# shared memory and L1. All have 65,536 registers a multiprocessor and 255 a thread. Cards: NVIDIA's architecture white
+# papers.
+#
+# AMD: the instruction set architecture guides (MI200, MI300, RDNA3): 64 KB of shared memory (LDS) a work group; vector
+# registers of 512 KB a compute unit of CDNA, 384 KB of RDNA3 (192 KB a SIMD); last the lanes of a wave. Cards: AMD's
+# data sheets; of an MI250X the half that is a device of its own.
+_CARDS = {
+    card.arch: card
+    for card in (
+        DeviceFacts("cuda", "NVIDIA A100", "sm_80", 108, 163 * _KB, 164 * _KB, 65536, 2048, 0, 192 * _KB, 40 * _MB),
+        DeviceFacts("cuda", "NVIDIA A10", "sm_86", 72, 99 * _KB, 100 * _KB, 65536, 1536, 0, 128 * _KB, 6 * _MB),
+        DeviceFacts("cuda", "NVIDIA L40S", "sm_89", 142, 99 * _KB, 100 * _KB, 65536, 1536, 0, 128 * _KB, 96 * _MB),
+        DeviceFacts("cuda", "NVIDIA H200", "sm_90", 132, 227 * _KB, 228 * _KB, 65536, 2048, 0, 256 * _KB, 50 * _MB),
+        DeviceFacts("cuda", "NVIDIA B200", "sm_100", 148, 227 * _KB, 228 * _KB, 65536, 2048, 0, 256 * _KB, 126 * _MB),
+        DeviceFacts(
+            "cuda", "NVIDIA GeForce RTX 5090", "sm_120", 170, 99 * _KB, 100 * _KB, 65536, 1536, 0, 128 * _KB, 96 * _MB
+        ),
+        DeviceFacts("cuda", "AMD Instinct MI250X", "gfx90a", 110, 64 * _KB, 64 * _KB, 131072, 2048, 0, 0, 8 * _MB, 64),
+        DeviceFacts("cuda", "AMD Instinct MI300X", "gfx942", 304, 64 * _KB, 64 * _KB, 131072, 2048, 0, 0, 4 * _MB, 64),
+        DeviceFacts("cuda", "AMD Radeon RX 7900 XTX", "gfx1100", 96, 64 * _KB, 64 * _KB, 98304, 1024, 0, 0, 6 * _MB),
+    )
 }
 # The compute capabilities that kernels are checked for, without a device: see ``representative``.
-CUDA_ARCHS = tuple(_CUDA_LIMITS)
+CUDA_ARCHS = tuple(arch for arch in _CARDS if arch.startswith("sm_"))
+HIP_ARCHS = tuple(arch for arch in _CARDS if arch.startswith("gfx"))
+NOT_RUN = "kernels for AMD GPUs compile and are emulated, but were never run, so they are not launched"
+
+
+def arch_number(arch: str) -> int:
+    """Such as 90 of ``sm_90``."""
+    return int("".join(c for c in arch if c.isdigit()) or 0)
 
 
 def cuda_facts(arch: str, name: str | None = None, units: int = 132, l2_bytes: int | None = None) -> DeviceFacts:
@@ -107,16 +114,12 @@ def cuda_facts(arch: str, name: str | None = None, units: int = 132, l2_bytes: i
 
     l2_bytes: by default that of the table's card.
     """
-    number = int("".join(c for c in arch if c.isdigit()) or 0)
-    known = [a for a in _CUDA_LIMITS if int(a[3:]) <= number]
+    known = [a for a in CUDA_ARCHS if arch_number(a) <= arch_number(arch)]
     if not arch.startswith("sm_") or not known:
         raise UnsupportedError(f"CUDA architecture {arch!r} is not supported; expected sm_80 or later")
-    card = _CUDA_LIMITS[max(known, key=lambda a: int(a[3:]))]
-    return DeviceFacts(
-        *("cuda", name or arch, arch, units, card.shared_per_block, card.shared_per_unit, 65536, card.threads),
-        l1_per_unit=card.l1_per_unit,
-        l2_bytes=card.l2_bytes if l2_bytes is None else l2_bytes,
-    )
+    card = _CARDS[known[-1]]
+    l2_bytes = card.l2_bytes if l2_bytes is None else l2_bytes
+    return dataclasses.replace(card, name=name or arch, arch=arch, units=units, l2_bytes=l2_bytes)
 
 
 def representative(arch: str) -> DeviceFacts:
@@ -124,46 +127,16 @@ def representative(arch: str) -> DeviceFacts:
 
     A100, A10, L40S, H200, B200 and GeForce RTX 5090, or as :func:`hip_facts`. UnsupportedError for another.
     """
-    if arch in HIP_ARCHS:
-        return hip_facts(arch)
-    if arch not in _CUDA_LIMITS:
-        known = ", ".join((*CUDA_ARCHS, *HIP_ARCHS))
-        raise UnsupportedError(f"no card stands for {arch!r}; expected one of {known}")
-    return cuda_facts(arch, _CUDA_LIMITS[arch].name, _CUDA_LIMITS[arch].units)
-
-
-class _AmdCard(NamedTuple):
-    """Of an AMD compute unit: shared memory of a work group and in all, registers, threads; lanes of a wave."""
-
-    shared_per_block: int
-    shared_per_unit: int
-    registers: int
-    threads: int
-    wave: int
-    name: str
-    units: int
-    l2_bytes: int
-
-
-# AMD's instruction set architecture guides (MI200, MI300, RDNA3): 64 KB of shared memory (LDS) a work group; vector
-# registers of 512 KB a compute unit of CDNA, 384 KB of RDNA3 (192 KB a SIMD). Cards: AMD's data sheets; of an MI250X
-# the half that is a device of its own.
-_AMD_LIMITS = {
-    "gfx90a": _AmdCard(64 * _KB, 64 * _KB, 131072, 2048, 64, "AMD Instinct MI250X", 110, 8 * _MB),
-    "gfx942": _AmdCard(64 * _KB, 64 * _KB, 131072, 2048, 64, "AMD Instinct MI300X", 304, 4 * _MB),
-    "gfx1100": _AmdCard(64 * _KB, 64 * _KB, 98304, 1024, 32, "AMD Radeon RX 7900 XTX", 96, 6 * _MB),
-}
-HIP_ARCHS = tuple(_AMD_LIMITS)
-NOT_RUN = "kernels for AMD GPUs compile and are emulated, but were never run, so they are not launched"
+    if arch not in _CARDS:
+        raise UnsupportedError(f"no card stands for {arch!r}; expected one of {', '.join(_CARDS)}")
+    return _CARDS[arch]
 
 
 def hip_facts(arch: str) -> DeviceFacts:
     """Facts of an AMD GPU in ``HIP_ARCHS``, to generate and compile its kernels; UnsupportedError for another."""
-    if arch not in _AMD_LIMITS:
+    if arch not in HIP_ARCHS:
         raise UnsupportedError(f"AMD architecture {arch!r} is not known; expected one of {', '.join(HIP_ARCHS)}")
-    card = _AMD_LIMITS[arch]
-    limits = (card.shared_per_block, card.shared_per_unit, card.registers, card.threads)
-    return DeviceFacts("cuda", card.name, arch, card.units, *limits, l2_bytes=card.l2_bytes, wave=card.wave)
+    return _CARDS[arch]
 
 
 def check_cuda() -> None:
@@ -216,11 +189,14 @@ def device_facts(device: torch.device | str) -> DeviceFacts:
     return _facts(device.type, index)
 
 
+def processor_lines() -> list[str]:
+    """What Linux tells of the processor, ``flags : fpu vme ...`` and the like; empty elsewhere."""
+    path = Path("/proc/cpuinfo")
+    return path.read_text().splitlines() if path.exists() else []
+
+
 def _host_facts() -> DeviceFacts:
-    info = Path("/proc/cpuinfo").read_text() if Path("/proc/cpuinfo").exists() else ""
-    fields = dict(
-        (key.strip(), value.strip()) for key, _, value in (line.partition(":") for line in info.splitlines()) if key
-    )
+    fields = {key.strip(): value.strip() for key, _, value in (line.partition(":") for line in processor_lines())}
     name = " ".join((fields.get("model name") or platform.processor() or "cpu").replace("(R)", "").split())
     flags = fields.get("flags", "").split()
     vector = 64 if "avx512f" in flags else 32 if "avx2" in flags else 16

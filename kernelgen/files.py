@@ -1,4 +1,4 @@
-"""Reads untrusted or damaged JSON: returns plain data or raises ValueError.
+"""Reads untrusted or damaged JSON: returns plain data or raises ValueError. And writes files whole.
 
 Every file and line of JSON is read here, so callers expect one exception. The data cannot overflow the stack or 64-bit
 integers, and UTF-8 can encode it. Its texts have no control characters but line ends and tabs: a stranger's file is
@@ -8,7 +8,9 @@ also shown on terminals, which would obey them.
 from __future__ import annotations
 
 import json
+import os
 import re
+from pathlib import Path
 from typing import Any
 
 # Equitune itself writes at most seven levels.
@@ -39,6 +41,13 @@ def parse_json(text: str | bytes) -> Any:
         inner = (each.values() if isinstance(each, dict) else each for each in level if isinstance(each, dict | list))
         level, depth = [item for items in inner for item in items if isinstance(item, dict | list)], depth + 1
     return with_fit_texts(data) if _MAY_BE_UNFIT.search(text) else data
+
+
+def write_whole(path: Path, data: bytes) -> None:
+    """Write a file that nobody ever sees in part; OSError if that fails."""
+    fresh = path.with_name(f".{path.name}.{os.getpid()}")
+    fresh.write_bytes(data)
+    fresh.replace(path)
 
 
 def _too_deep() -> ValueError:

@@ -20,7 +20,7 @@ from autotune import paths
 from autotune.database.store import database_dirs, device_files, load_table
 from autotune.errors import ConfigError, unknown_name
 from autotune.modules.base import Found, Lookup
-from autotune.modules.rows import operator_text
+from autotune.modules.rows import build_rows
 from autotune.tune.model_passes import open_named
 from autotune.workload.config import find_problem, load_all
 from autotune.workload.known_kinds import operations_of
@@ -89,8 +89,9 @@ def calls_of(
     with assumed(card_of(archs[0])) if archs else nullcontext():
         if not isinstance(problem, TensorProductProblem):
             operation = operations_of(problem)[0]
-            name = operator_text(operation, layout, (problem.key, "", None), device, of_torch)
-            return _of_rows(operation, name, training)
+            lookup = Lookup(problem, operation, layout, device, of_torch)
+            rows = lookup.family(lambda found: build_rows(problem, layout, device, of_torch, found))
+            return _of_rows(operation, rows.text, training)
 
         def made(found: Found) -> Operator:
             options = {"operation": operation, "dtype": of_torch, "layout": layout}

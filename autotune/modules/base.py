@@ -1,4 +1,4 @@
-"""Base class of the modules: looks up schedules and builds one operator per device, dtype and size class of graphs.
+"""Base classes of the modules: look up schedules and build one operator per device, dtype and size class of graphs.
 
 Lookup and build happen at the first call with a (device, dtype, size class). A module that was told its graph class, or
 all its schedules, has one size class. Later calls cost a few comparisons of integers.
@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
+from abc import abstractmethod
 from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple, NoReturn, TypeVar
 
@@ -58,22 +59,166 @@ class Built(NamedTuple):
     """What was built for a device, dtype and size class. run: what calls use, the operator or what is made of it."""
 
     size: Size
-    operator: Operator
+    operator: Any
     tuning: dict[str, Tuning]
     run: Any
 
-    def current_tuning(self) -> dict[str, Tuning]:
-        """The tuning, with what first runs have chosen since."""
-        return {
-            name: found.after_first_run(*self.operator.chosen[name]) if name in self.operator.chosen else found
-            for name, found in self.tuning.items()
-        }
-
 
 class TunedModule(NoTorchScript):
-    """Common part of the modules: the problem, and the operators built per device, dtype and size class."""
+    """A module with a problem: looks up schedules, and has operators for each device, dtype and size class of calls.
+
+    operation: as the kind of kernel names it. graph_class: the class that the module was told, which serves all calls.
+    ``_key`` is all that determines its operators: torch.compile compares it before it takes one module's code for
+    another.
+    """
 
     operation: str
+    problem: Any
+    layout: str = "mul_ir"
+    graph_class: GraphClass | None = None
+    schedule: Schedules | None = None
+    strict: bool | None = None
+    deterministic: bool = False
+    tolerance: float | None = None
+    _key: Any
+    # How errors about the tensors of a call begin.
+    _inputs = "inputs are"
+
+    @property
+    def tuning(self) -> dict[str, Tuning]:
+        """By direction: schedule, origin, database entry and reason, for the operator used last.
+
+        Before the first call: what would be loaded on torch's default device and dtype, without a graph's size for the
+        largest graph.
+        """
+        if not self._met:
+            return self.tuning_for(self.graph_class)
+        built = self._met[4]
+        # First runs may have chosen since.
+        chosen = getattr(built.operator, "chosen", {})
+        return {
+            name: found.after_first_run(*chosen[name]) if name in chosen else found
+            for name, found in built.tuning.items()
+        }
+
+    def tuning_for(self, graph_class: GraphClass | str | None) -> dict[str, Tuning]:
+        """The same for graphs of a class such as ``conv-e14-d5``, on the device and dtype used last."""
+        device, dtype = self._met[:2] if self._met else or_default(None, None)
+        return self._lookup(device, dtype).find(self._parsed(graph_class)).tuning
+
+    def _parsed(self, graph_class: GraphClass | str | None) -> GraphClass | None:
+        parsed = GraphClass.parse(graph_class) if isinstance(graph_class, str) else graph_class
+        if parsed is not None and parsed.operation != self.operation:
+            is_product = isinstance(self.problem, TensorProductProblem)
+            kind = f"a {self.operation} product" if is_product else self.operation
+            raise ProblemError(f"graph_class is {parsed.text!r}; expected one of {kind}")
+        return parsed
+
+    def _forget_operators(self) -> None:
+        self._operators: dict[tuple[torch.device, torch.dtype], dict[Size, Built]] = {}
+        self._families: dict[tuple[torch.device, torch.dtype], str] = {}
+        # Device, dtype, edges and nodes of a call, what it used, and what other sizes use: one attribute, so that
+        # threads never see one of another call's.
+        self._met: tuple[torch.device, torch.dtype, int, int, Built, dict[Size, Built]] | None = None
+        given = dict.fromkeys(DIRECTIONS) if isinstance(self.schedule, Knobs) else self.schedule or {}
+        self._has_one_size = self.graph_class is not None or set(given) == set(DIRECTIONS)
+
+    def __getstate__(self) -> dict[str, Any]:
+        # Loaded kernels belong to this process. A copy builds its own from the compile cache at its first call.
+        return {name: it for name, it in self.__dict__.items() if name not in ("_operators", "_families", "_met")}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        super().__setstate__(state)
+        self._forget_operators()
+
+    def _lookup(self, device: torch.device, dtype: torch.dtype) -> Lookup:
+        check_dtype(self._inputs, dtype)
+        given = dict.fromkeys(DIRECTIONS, self.schedule) if isinstance(self.schedule, Schedule) else self.schedule
+        asked: dict[str, Any] = {"deterministic": self.deterministic, "tolerance": self.tolerance}
+        return Lookup(self.problem, self.operation, self.layout, device, dtype, self.strict, given=given, **asked)
+
+    @abstractmethod
+    def _build(self, device: torch.device, dtype: torch.dtype, found: Found) -> Any:
+        """The operator with these schedules."""
+
+    @constant_result
+    def _operator_text(self, key: Any, device: torch.device, dtype: torch.dtype) -> str:
+        """The name under which the operator is registered: of a family, if schedules depend on a call's size.
+
+        Lookup and build happen here, untraced. key: this module's.
+        """
+        if self._has_one_size:
+            return self._use(device, dtype, None).operator.text
+        if (device, dtype) not in self._families:
+            with outside_of_traces():
+                family = self._lookup(device, dtype).family(lambda found: self._build(device, dtype, found))
+            self._families[device, dtype] = family.text
+        return self._families[device, dtype]
+
+    def _use(
+        self,
+        device: torch.device,
+        dtype: torch.dtype,
+        size: Size,
+        num_edges: int = -1,
+        num_nodes: int = -1,
+        receiver: torch.Tensor | None = None,
+    ) -> Built:
+        """What a size class uses, built if needed; the next call on as many edges and nodes finds it at once.
+
+        size: None for the module's own graph class, or the largest graph. receiver: of the graph, for its skew.
+        """
+        by_size = self._operators.setdefault((device, dtype), {})
+        built = by_size.get(size)
+        if built is None:
+            with outside_of_traces():
+                lookup, own = self._lookup(device, dtype), self.graph_class
+                graph_class = own if size is None else class_of_call(self.operation, size, receiver, num_nodes)
+                found = lookup.find(graph_class)
+                operator = self._build(device, dtype, found)
+                built = Built(size, operator, found.tuning, self._run_by(operator, graph_class, device))
+            by_size[size] = built
+        self._meet(device, dtype, num_edges, num_nodes, built, by_size)
+        return built
+
+    def _meet(self, *met: Any) -> None:
+        # Without the search for parameters and modules that torch does for each attribute that is set.
+        self.__dict__["_met"] = met
+
+    @property
+    def _operator(self) -> Any:
+        return self._met[4].operator if self._met else None
+
+    def _run_by(self, operator: Any, graph_class: GraphClass | None, device: torch.device) -> Any:
+        """What calls use: the operator, or what is made of it for graphs of this class."""
+        return operator
+
+    def _operator_of(
+        self, x: torch.Tensor, num_edges: int, num_nodes: int, receiver: torch.Tensor | None = None
+    ) -> Any:
+        """What runs a call on a graph of this size; of rows without edges, both numbers are theirs."""
+        if torch.compiler.is_compiling() or type(num_edges) is not int:
+            return OPERATORS[self._operator_text(self._key, x.device, x.dtype)]
+        met, size = self._met, None
+        if met is not None and met[1] is x.dtype and met[0] == x.device:
+            if (met[2] == num_edges and met[3] == num_nodes) or self._has_one_size:
+                return met[4].run
+            size = size_class(num_edges, num_nodes)
+            if size == met[4].size:
+                return met[4].run
+            built = met[5].get(size)
+            if built is not None:
+                self._meet(met[0], met[1], num_edges, num_nodes, built, met[5])
+                return built.run
+        elif not self._has_one_size:
+            size = size_class(num_edges, num_nodes)
+        return self._use(x.device, x.dtype, size, num_edges, num_nodes, receiver).run
+
+
+class TunedProduct(TunedModule):
+    """Common part of the modules of tensor products."""
+
+    problem: TensorProductProblem
 
     def __init__(
         self,
@@ -110,10 +255,13 @@ class TunedModule(NoTorchScript):
         self.instructions = problem.reference(compile_left_right=False, compile_right=False).instructions
         if not isinstance(schedule, Knobs | Mapping | None):
             raise ProblemError(f"schedule is {schedule!r}; expected a Schedule, or some by the direction's name")
-        unknown = sorted(set(schedule) - set(DIRECTIONS)) if isinstance(schedule, Mapping) else []
-        if unknown:
+        by_name = schedule if isinstance(schedule, Mapping) else {"": schedule} if schedule is not None else {}
+        if unknown := sorted(set(by_name) - {"", *DIRECTIONS}):
             raise ProblemError(f"schedule has the directions {unknown}; expected some of {tuple(DIRECTIONS)}")
-        self._key = self._text_of(schedule)
+        schedules = sorted(f"{name} {knobs.key}" for name, knobs in by_name.items())
+        own = self.graph_class.text if self.graph_class else ""
+        asked = f"{deterministic} {tolerance}"
+        self._key = f"{problem.key} {self.operation} {layout} {own} {asked} {schedules}"
         self._forget_operators()
         self._build_for(device, dtype)
 
@@ -121,59 +269,6 @@ class TunedModule(NoTorchScript):
         """Build the operator now if the caller named a device or a dtype."""
         if device is not None or dtype is not None:
             self._use(*or_default(device, dtype), None)
-
-    def _text_of(self, given: Schedules | None) -> str:
-        """Everything that determines this module's operators."""
-        by_name = given if isinstance(given, Mapping) else {"": given} if given is not None else {}
-        schedules = sorted(f"{name} {schedule.key}" for name, schedule in by_name.items())
-        graph_class = self.graph_class.text if self.graph_class else ""
-        asked = f"{self.deterministic} {self.tolerance}"
-        return f"{self.problem.key} {self.operation} {self.layout} {graph_class} {asked} {schedules}"
-
-    @property
-    def tuning(self) -> dict[str, Tuning]:
-        """By direction: schedule, origin, database entry and reason, for the operator used last.
-
-        Before the first call: what would be loaded on torch's default device and dtype, without a graph's size for the
-        largest graph.
-        """
-        return self._met[4].current_tuning() if self._met else self.tuning_for(self.graph_class)
-
-    def tuning_for(self, graph_class: GraphClass | str | None) -> dict[str, Tuning]:
-        """The same for graphs of a class such as ``conv-e14-d5``, on the device and dtype used last."""
-        device, dtype = self._met[:2] if self._met else or_default(None, None)
-        return self._lookup(device, dtype).find(self._parsed(graph_class)).tuning
-
-    def _parsed(self, graph_class: GraphClass | str | None) -> GraphClass | None:
-        parsed = GraphClass.parse(graph_class) if isinstance(graph_class, str) else graph_class
-        if parsed is not None and parsed.operation != self.operation:
-            raise ProblemError(f"graph_class is {parsed.text!r}; expected one of a {self.operation} product")
-        return parsed
-
-    def _forget_operators(self) -> None:
-        self._operators: dict[tuple[torch.device, torch.dtype], dict[Size, Built]] = {}
-        self._families: dict[tuple[torch.device, torch.dtype], str] = {}
-        # Device, dtype, edges and nodes of a call, what it used, and what other sizes use: one attribute, so that
-        # threads never see one of another call's.
-        self._met: tuple[torch.device, torch.dtype, int, int, Built, dict[Size, Built]] | None = None
-        given = dict.fromkeys(DIRECTIONS) if isinstance(self.schedule, Knobs) else self.schedule or {}
-        self._has_one_size = self.graph_class is not None or set(given) == set(DIRECTIONS)
-
-    def __getstate__(self) -> dict[str, Any]:
-        # Loaded kernels belong to this process. A copy builds its own from the compile cache at its first call.
-        state = dict(self.__dict__)
-        for name in ("_operators", "_families", "_met"):
-            state.pop(name)
-        return state
-
-    def __setstate__(self, state: dict[str, Any]) -> None:
-        super().__setstate__(state)
-        self._forget_operators()
-
-    def _lookup(self, device: torch.device, dtype: torch.dtype) -> Lookup:
-        given = dict.fromkeys(DIRECTIONS, self.schedule) if isinstance(self.schedule, Schedule) else self.schedule
-        asked: dict[str, Any] = {"deterministic": self.deterministic, "tolerance": self.tolerance}
-        return Lookup(self.problem, self.operation, self.layout, device, dtype, self.strict, given=given, **asked)
 
     def _build(self, device: torch.device, dtype: torch.dtype, found: Found) -> Operator:
         operator = build(
@@ -189,83 +284,6 @@ class TunedModule(NoTorchScript):
         if self.schedule is None:
             asked(operator)
         return operator
-
-    @constant_result
-    def _operator_text(self, key: str, device: torch.device, dtype: torch.dtype) -> str:
-        """The name under which the operator is registered: of a family, if schedules depend on the graph.
-
-        Lookup and build happen here, untraced. key: identifies this module, so that torch.compile does not reuse its
-        code for another module.
-        """
-        if self._has_one_size:
-            return self._use(device, dtype, None).operator.text
-        if (device, dtype) not in self._families:
-            check_dtype("inputs are", dtype)
-            with outside_of_traces():
-                family = self._lookup(device, dtype).family(lambda found: self._build(device, dtype, found))
-            self._families[device, dtype] = family.text
-        return self._families[device, dtype]
-
-    def _use(
-        self,
-        device: torch.device,
-        dtype: torch.dtype,
-        size: Size,
-        num_edges: int = -1,
-        num_nodes: int = -1,
-        receiver: torch.Tensor | None = None,
-    ) -> Built:
-        """What a size class uses, built if needed; the next call on as many edges and nodes finds it at once.
-
-        size: None for the module's own graph class, or the largest graph. receiver: of the graph, for its skew.
-        """
-        by_size = self._operators.setdefault((device, dtype), {})
-        built = by_size.get(size)
-        if built is None:
-            check_dtype("inputs are", dtype)
-            with outside_of_traces():
-                graph_class = (
-                    self.graph_class if size is None else class_of_call(self.operation, size, receiver, num_nodes)
-                )
-                found = self._lookup(device, dtype).find(graph_class)
-                operator = self._build(device, dtype, found)
-                built = Built(size, operator, found.tuning, self._run_by(operator, graph_class, device))
-            by_size[size] = built
-        self._meet(device, dtype, num_edges, num_nodes, built, by_size)
-        return built
-
-    def _meet(self, *met: Any) -> None:
-        # Without the search for parameters and modules that torch does for each attribute that is set.
-        self.__dict__["_met"] = met
-
-    @property
-    def _operator(self) -> Operator | None:
-        return self._met[4].operator if self._met else None
-
-    def _run_by(self, operator: Operator, graph_class: GraphClass | None, device: torch.device) -> Any:
-        """What calls use: the operator, or what is made of it for graphs of this class."""
-        return operator
-
-    def _operator_of(
-        self, x: torch.Tensor, num_edges: int, num_nodes: int, receiver: torch.Tensor | None = None
-    ) -> Any:
-        """What runs a call on a graph of this size."""
-        if torch.compiler.is_compiling() or type(num_edges) is not int:
-            return OPERATORS[self._operator_text(self._key, x.device, x.dtype)]
-        met, size = self._met, None
-        if met is not None and met[1] is x.dtype and met[0] == x.device:
-            if (met[2] == num_edges and met[3] == num_nodes) or self._has_one_size:
-                return met[4].run
-            size = size_class(num_edges, num_nodes)
-            if size == met[4].size:
-                return met[4].run
-            built = met[5].get(size)
-            if built is not None:
-                self._meet(met[0], met[1], num_edges, num_nodes, built, met[5])
-                return built.run
-        elif not self._has_one_size:
-            size = size_class(num_edges, num_nodes)
-        return self._use(x.device, x.dtype, size, num_edges, num_nodes, receiver).run
 
     def extra_repr(self) -> str:
         # As in e3nn, every combination of copies counts as a path.

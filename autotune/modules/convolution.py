@@ -41,7 +41,7 @@ from kernelgen.problem.product import RadialProblem, TensorProductProblem, size_
 from kernelgen.runtime.graph import EdgeOrder, assert_indices, check_ascending, check_indices, row_count
 
 
-class TensorProductConv(base.TunedModule):
+class TensorProductConv(base.TunedProduct):
     """The convolution of MACE, NequIP and SevenNet: gather by sender, product, sum by receiver.
 
     It is one kernel if all paths are weighted, of mode ``uvu`` and with one copy of the second input. Otherwise the
@@ -280,13 +280,14 @@ def convolve_radial(
     if may_fuse and (size := EXPORTED_SIZE.get()) is not None and not is_eager(x, y, hidden, matrix):
         with outside_of_traces():
             operator = module._operator_of(x, *size)
-            chosen = fused or is_fused_fastest(operator, hidden.shape[-1], product, *size, beside_whole=at_once)
-            kernels = tuned_fused(operator, hidden.shape[-1], product, *size, module.strict) if chosen else None
+            case = operator, hidden.shape[-1], product, size_class(*size)
+            chosen = fused or is_fused_fastest(*case, beside_whole=at_once)
+            kernels = tuned_fused(*case, module.strict) if chosen else None
         if kernels is not None:
             return exported_product(kernels, x, y, hidden, matrix, sender, receiver, num_out, is_sorted=True)
     if may_fuse and type(edges) is int and is_eager(x, y, hidden, matrix):
         operator = module._operator_of(x, edges, num_out, receiver)
-        case = operator, hidden.shape[-1], product, edges, num_out
+        case = operator, hidden.shape[-1], product, size_class(edges, num_out)
         times = MORE_TIME if edges * row_bytes >= ASKED_FROM else 1.0
         if fused or is_fused_fastest(*case, beside_whole=at_once, times=times):
             kernels = tuned_fused(*case, module.strict)
@@ -322,40 +323,31 @@ def has_room(device: torch.device, weights_bytes: int, trains: bool) -> bool:
 OURS = "fused"
 
 
+@functools.lru_cache(maxsize=256)
 def tuned_fused(
-    operator: Operator, hidden: int, product: str, num_edges: int, num_nodes: int, strict: bool | None = None
+    operator: Operator, hidden: int, product: str, size: tuple[int, int], strict: bool | None = None
 ) -> FusedRadial | None:
-    """The kernels of an operator's convolution for graphs of about this size; None if there are none on its device.
+    """The kernels of an operator's convolution for graphs of a ``size_class``; None if there are none on its device.
 
     product: as for ``fused_of``. Without a tuned schedule the default is used; if strict (None: ``$EQUITUNE_STRICT``),
     that raises TuningMissError.
     """
-    return _of_size(operator, hidden, product, size_class(num_edges, num_nodes), strict)
+    if fused_of(operator, hidden, product) is None:
+        return None
+    found = _tunings(operator, hidden, product, size, strict)
+    return fused_of(operator, hidden, product, tuple((name, tuning.schedule) for name, tuning in found.items()))
 
 
+@functools.lru_cache(maxsize=256)
 def is_fused_fastest(
-    operator: Operator,
-    hidden: int,
-    product: str,
-    num_edges: int,
-    num_nodes: int,
-    *,
-    beside_whole: bool,
-    times: float = 1.0,
+    operator: Operator, hidden: int, product: str, size: tuple[int, int], *, beside_whole: bool, times: float = 1.0
 ) -> bool:
-    """Whether these kernels took the least time for a value and its gradients on graphs of about this size.
+    """Whether these kernels took the least time for a value and its gradients on graphs of a ``size_class``.
 
     By the tuned database: the kernels, and the other forms beside them, were measured in one comparison, on this device
     or on another one of its architecture. False if they were not. beside_whole: whether all weights fit into memory;
     if not, what is compared with takes as little memory. times: how many times the least time is enough.
     """
-    return _is_fastest(operator, hidden, product, size_class(num_edges, num_nodes), beside_whole, times)
-
-
-@functools.lru_cache(maxsize=256)
-def _is_fastest(
-    operator: Operator, hidden: int, product: str, size: tuple[int, int], beside_whole: bool, times: float
-) -> bool:
     if fused_of(operator, hidden, product) is None:
         return False
     totals: defaultdict[str, float] = defaultdict(float)
@@ -389,13 +381,3 @@ def _tunings(
         return own
     other = of_class("ieee", strict)
     return own if any(tuning.entry is None for tuning in other.values()) else other
-
-
-@functools.lru_cache(maxsize=256)
-def _of_size(
-    operator: Operator, hidden: int, product: str, size: tuple[int, int], strict: bool | None
-) -> FusedRadial | None:
-    if fused_of(operator, hidden, product) is None:
-        return None
-    found = _tunings(operator, hidden, product, size, strict)
-    return fused_of(operator, hidden, product, tuple((name, tuning.schedule) for name, tuning in found.items()))

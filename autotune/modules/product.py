@@ -16,11 +16,11 @@ from typing import Any, TypeAlias
 import torch
 
 from autotune.database.lookup import Tuning
-from autotune.modules.base import Schedules, TunedModule, autocast
+from autotune.modules.base import Schedules, TunedProduct, autocast
 from autotune.modules.convolution import TensorProductConv  # noqa: F401 (pickles of version 0.2 name it here)
-from autotune.workload.workload import LAYOUTS, GraphClass, relayout
+from autotune.workload.workload import GraphClass, relayout
 from kernelgen.compat import o3
-from kernelgen.errors import InputError, ProblemError, ScheduleError
+from kernelgen.errors import InputError, ProblemError
 from kernelgen.ops.edge_networks import full_product
 from kernelgen.problem.irreps import Irreps, parse_irreps
 from kernelgen.problem.product import TensorProductProblem, problem_of
@@ -74,7 +74,7 @@ def pairs_of(problem: TensorProductProblem) -> TensorProductProblem:
     )
 
 
-class MatrixContraction(TunedModule):
+class MatrixContraction(TunedProduct):
     """Called like an operator: x [edges, dim_in1], y [edges, dim_in2], w [weight_numel] -> [edges, dim_out].
 
     Its ``problem`` is that of the pairs. layout: of x and of the result.
@@ -83,8 +83,6 @@ class MatrixContraction(TunedModule):
     operation = "plain"
 
     def __init__(self, whole: TensorProductProblem, *, layout: str, **options: Any) -> None:
-        if layout not in LAYOUTS:
-            raise ScheduleError(f"layout is {layout!r}; expected one of {LAYOUTS}")
         super().__init__(pairs_of(whole), layout="ir_mul", **options)
         self._outer_layout = layout
         self._irreps = whole.irreps_in1, whole.irreps_out
@@ -161,8 +159,6 @@ class E3nnCheckpoints(torch.nn.Module):
         super()._load_from_state_dict(known, prefix, *arguments)
 
 
-# Weights of a product with e3nn's interface: internal or given, as one row or a list, and views of each path.
-
 Weight: TypeAlias = "torch.Tensor | list[torch.Tensor] | None"
 
 
@@ -171,80 +167,10 @@ def check_last(name: str, tensor: torch.Tensor, expected: int) -> None:
         raise InputError(f"{name} has shape {tuple(tensor.shape)}; expected a last dimension of {expected}")
 
 
-class PathWeights:
-    """A product's weights, for a module with e3nn's attributes."""
-
-    instructions: Any
-    shared_weights: bool
-    internal_weights: bool
-    weight_numel: int
-    weight: torch.Tensor
-
-    def weight_view_for_instruction(self, instruction: int, weight: Weight = None) -> torch.Tensor:
-        """The weights of one instruction, a view ``[..., *path_shape]`` of ``weight`` or of the internal ones.
-
-        ValueError, as in e3nn, for an instruction without weights.
-        """
-        if not self.instructions[instruction].has_weight:
-            raise ValueError(f"instruction {instruction} has no weights; those of e3nn's has_weight=True have some")
-        views = self.weight_views(weight, yield_instruction=True)
-        return next(view for number, _, view in views if number == instruction % len(self.instructions))
-
-    def weight_views(self, weight: Weight = None, yield_instruction: bool = False) -> Iterator[Any]:
-        """The weights of each instruction that has some, or (number, instruction, weights), as in e3nn."""
-        weight, offset = self._weight_for(weight), 0
-        for number, instruction in enumerate(self.instructions):
-            if not instruction.has_weight:
-                continue
-            size = math.prod(instruction.path_shape)
-            view = weight.narrow(-1, offset, size).view(*weight.shape[:-1], *instruction.path_shape)
-            offset += size
-            yield (number, instruction, view) if yield_instruction else view
-
-    def _weight_for(self, weight: Weight) -> torch.Tensor:
-        if isinstance(weight, list):
-            weight = self._as_one_row(weight)
-        if weight is None:
-            if self.weight_numel > 0 and not self.internal_weights:
-                raise InputError(f"weight is missing; expected {self.weight_numel} weights, there are no internal ones")
-            # No paths, no weights: any empty row works.
-            return self.weight if self.shared_weights else self.weight.reshape(1, 0)
-        check_last("weight", weight, self.weight_numel)
-        if (weight.ndim == 1) is not self.shared_weights:
-            wanted = f"({self.weight_numel},)" if self.shared_weights else f"(..., {self.weight_numel}), a row an edge"
-            raise InputError(f"weight has shape {tuple(weight.shape)}; expected {wanted}")
-        return weight
-
-    def _as_one_row(self, weights: list[torch.Tensor]) -> torch.Tensor:
-        """Join weights given as one tensor per path, ``[..., *path_shape]`` or ``[..., numel]``."""
-        shapes = [instruction.path_shape for instruction in self.instructions if instruction.has_weight]
-        if len(weights) != len(shapes):
-            raise InputError(f"{len(weights)} tensors of weights were given; expected {len(shapes)}, one a path")
-        rows = []
-        for given, shape in zip(weights, shapes, strict=True):
-            if tuple(given.shape[-len(shape) :]) == shape:
-                rows.append(given.flatten(-len(shape)))
-            elif given.shape[-1:] == (math.prod(shape),):
-                rows.append(given)
-            else:
-                raise InputError(f"weights of a path have shape {tuple(given.shape)}; expected (..., *{shape})")
-        return torch.cat(rows, -1)
-
-
 Variances: TypeAlias = "Sequence[float] | torch.Tensor | None"
 
 
-def _with_variances(problem: TensorProductProblem, variances: tuple[Variances, ...]) -> TensorProductProblem:
-    """The problem with path weights that also compensate the variances of its blocks, as in e3nn."""
-    names = ("in1_var", "in2_var", "out_var")
-    try:
-        module = problem.reference(**dict(zip(names, variances, strict=True)), compile_left_right=False)
-    except AssertionError as error:
-        raise ProblemError(f"in1_var, in2_var and out_var need one variance for each block: {error}") from error
-    return problem_of(module)
-
-
-class TensorProduct(PathWeights, E3nnCheckpoints, TunedModule):
+class TensorProduct(E3nnCheckpoints, TunedProduct):
     """``e3nn.o3.TensorProduct``, any connection mode, edge by edge, from a tuned kernel.
 
     e3nn's arguments come first, in e3nn's order and with its defaults:
@@ -313,11 +239,7 @@ class TensorProduct(PathWeights, E3nnCheckpoints, TunedModule):
         if normalization is not None:
             warnings.warn("normalization is now irrep_normalization", DeprecationWarning, stacklevel=2)
             irrep_normalization = normalization
-        # e3nn.o3.TensorProduct's defaults, in its order.
-        if shared_weights is False and internal_weights is None:
-            internal_weights = False
         shared = True if shared_weights is None else shared_weights
-        instructions = list(instructions)
         problem = TensorProductProblem.from_instructions(
             *(irreps_in1, irreps_in2, irreps_out, instructions),
             shared_weights=shared,
@@ -325,7 +247,12 @@ class TensorProduct(PathWeights, E3nnCheckpoints, TunedModule):
             path_normalization=path_normalization,
         )
         if in1_var is not None or in2_var is not None or out_var is not None:
-            problem = _with_variances(problem, (in1_var, in2_var, out_var))
+            # Path weights also compensate the variances of the blocks, as in e3nn.
+            variances = {"in1_var": in1_var, "in2_var": in2_var, "out_var": out_var}
+            try:
+                problem = problem_of(problem.reference(**variances, compile_left_right=False))
+            except AssertionError as error:
+                raise ProblemError(f"in1_var, in2_var and out_var need one variance for each block: {error}") from error
         if internal_weights is None:
             internal_weights = shared and any(instruction.has_weight for instruction in problem.instructions)
         if internal_weights and not shared:
@@ -392,6 +319,56 @@ class TensorProduct(PathWeights, E3nnCheckpoints, TunedModule):
     def tuning_for(self, graph_class: GraphClass | str | None) -> dict[str, Tuning]:
         """As in every module; with ``contraction="matrix"``, of the kernels that form the pairs."""
         return super().tuning_for(graph_class) if self._matrix is None else self._matrix.tuning_for(graph_class)
+
+    def weight_view_for_instruction(self, instruction: int, weight: Weight = None) -> torch.Tensor:
+        """The weights of one instruction, a view ``[..., *path_shape]`` of ``weight`` or of the internal ones.
+
+        ValueError, as in e3nn, for an instruction without weights.
+        """
+        if not self.instructions[instruction].has_weight:
+            raise ValueError(f"instruction {instruction} has no weights; those of e3nn's has_weight=True have some")
+        views = self.weight_views(weight, yield_instruction=True)
+        return next(view for number, _, view in views if number == instruction % len(self.instructions))
+
+    def weight_views(self, weight: Weight = None, yield_instruction: bool = False) -> Iterator[Any]:
+        """The weights of each instruction that has some, or (number, instruction, weights), as in e3nn."""
+        weight, offset = self._weight_for(weight), 0
+        for number, instruction in enumerate(self.instructions):
+            if not instruction.has_weight:
+                continue
+            size = math.prod(instruction.path_shape)
+            view = weight.narrow(-1, offset, size).view(*weight.shape[:-1], *instruction.path_shape)
+            offset += size
+            yield (number, instruction, view) if yield_instruction else view
+
+    def _weight_for(self, weight: Weight) -> torch.Tensor:
+        if isinstance(weight, list):
+            weight = self._as_one_row(weight)
+        if weight is None:
+            if self.weight_numel > 0 and not self.internal_weights:
+                raise InputError(f"weight is missing; expected {self.weight_numel} weights, there are no internal ones")
+            # No paths, no weights: any empty row works.
+            return self.weight if self.shared_weights else self.weight.reshape(1, 0)
+        check_last("weight", weight, self.weight_numel)
+        if (weight.ndim == 1) is not self.shared_weights:
+            wanted = f"({self.weight_numel},)" if self.shared_weights else f"(..., {self.weight_numel}), a row an edge"
+            raise InputError(f"weight has shape {tuple(weight.shape)}; expected {wanted}")
+        return weight
+
+    def _as_one_row(self, weights: list[torch.Tensor]) -> torch.Tensor:
+        """Join weights given as one tensor per path, ``[..., *path_shape]`` or ``[..., numel]``."""
+        shapes = [instruction.path_shape for instruction in self.instructions if instruction.has_weight]
+        if len(weights) != len(shapes):
+            raise InputError(f"{len(weights)} tensors of weights were given; expected {len(shapes)}, one a path")
+        rows = []
+        for given, shape in zip(weights, shapes, strict=True):
+            if tuple(given.shape[-len(shape) :]) == shape:
+                rows.append(given.flatten(-len(shape)))
+            elif given.shape[-1:] == (math.prod(shape),):
+                rows.append(given)
+            else:
+                raise InputError(f"weights of a path have shape {tuple(given.shape)}; expected (..., *{shape})")
+        return torch.cat(rows, -1)
 
     def right(self, y: torch.Tensor, weight: Weight = None) -> torch.Tensor:
         """The matrix that maps x to the product: y ``[..., dim_in2]`` -> ``[..., dim_in1, dim_out]``.

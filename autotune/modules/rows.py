@@ -5,20 +5,18 @@ Operators are looked up by device, dtype and number of rows (:class:`TunedRows`)
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from operator import index
-from typing import Any, ClassVar, NamedTuple, TypeAlias
+from typing import Any, TypeAlias
 
 import torch
 from torch import Tensor
 
-from autotune.database.lookup import Tuning, directions_inside
+from autotune.database.lookup import directions_inside
 from autotune.database.misses import asked
-from autotune.modules import base
-from autotune.modules.base import autocast
+from autotune.modules.base import Found, TunedModule, autocast
 from autotune.modules.convolution import TensorProductConv
 from autotune.workload.kind import Problem
-from autotune.workload.known_kinds import problem_from_key
 from autotune.workload.workload import LAYOUTS, GraphClass
 from kernelgen.arithmetic.contraction_couplings import polynomials
 from kernelgen.compat import constant_result, o3
@@ -27,7 +25,7 @@ from kernelgen.errors import ProblemError, TuningMissError, UnsupportedError
 from kernelgen.ops.base import DTYPES, OPERATORS
 from kernelgen.ops.harmonics import FUSED, HarmonicProduct, HarmonicsOperator, build_harmonics
 from kernelgen.ops.product import Operator
-from kernelgen.ops.symmetric_contraction import build_contraction
+from kernelgen.ops.symmetric_contraction import ContractionOperator, build_contraction
 from kernelgen.problem.irreps import Irreps, parse_irreps
 from kernelgen.problem.other_kinds import (
     MAX_DEGREE,
@@ -38,37 +36,31 @@ from kernelgen.problem.other_kinds import (
 )
 from kernelgen.problem.product import size_class
 
-# Schedules are looked up and an operator is built at the first call with a device, dtype and number of rows (rounded to
-# a power of two). Later calls cost a few comparisons of integers.
-
-# What determines a module's operators, with its operation and layout: the problem's key, the graph class ("" for any),
-# strict.
-Key: TypeAlias = tuple[str, str, bool | None]
-_BUILDERS: dict[str, Callable[..., Any]] = {
-    "harmonics": lambda problem, schedules, layout, **options: build_harmonics(problem, schedules, **options),
-    "contraction": lambda problem, schedules, layout, **options: build_contraction(
-        problem, schedules, layout=layout, **options
-    ),
-}
+# What determines a module's operators: the problem's key, the graph class ("" for any), strict and the layout.
+Key: TypeAlias = tuple[str, str, bool | None, str]
 
 
-class _Built(NamedTuple):
-    """What was built for a device, dtype and rounded logarithm of the number of rows (None: the module's own)."""
+def build_rows(
+    problem: Problem, layout: str, device: torch.device, dtype: torch.dtype, found: Found
+) -> HarmonicsOperator | ContractionOperator:
+    """The operator of harmonics or of a contraction, by what a lookup found; TuningMissError for what it refused."""
+    for miss in found.refused.values():
+        raise TuningMissError(miss)
+    made: HarmonicsOperator | ContractionOperator
+    if isinstance(problem, ContractionProblem):
+        made = build_contraction(problem, found.schedules, layout=layout, dtype=dtype, device=device)
+    else:
+        assert isinstance(problem, HarmonicsProblem)
+        made = build_harmonics(problem, found.schedules, dtype=dtype, device=device)
+    asked(made)
+    return made
 
-    size: int | None
-    operator: Any
-    tuning: dict[str, Tuning]
 
+class TunedRows(TunedModule):
+    """A module that takes the schedules tuned for its device, dtype and number of rows."""
 
-class TunedRows(base.NoTorchScript):
-    """A module that takes the schedules tuned for its device, dtype and number of rows.
-
-    operation: as the kind of kernel names it.
-    """
-
-    operation: ClassVar[str]
-    layout: str = "mul_ir"
-    problem: Any
+    _inputs = "x is"
+    _key: Key
 
     def _set_problem(self, problem: Problem, num_rows: int | None, strict: bool | None, name: str) -> None:
         """num_rows: take the schedules for about this number in every call; ``name``: of that argument."""
@@ -76,112 +68,23 @@ class TunedRows(base.NoTorchScript):
             raise ProblemError(f"{name} is {num_rows!r}; expected a positive integer, or None for many")
         self.problem = problem
         graph_class = GraphClass.of(self.operation, num_rows, 1).text if num_rows else ""
-        # torch.compile compares it before it reuses one module's code for another.
-        self._key: Key = (problem.key, graph_class, strict)
+        self._key = (problem.key, graph_class, strict, self.layout)
         self._forget_operators()
 
-    @property
-    def tuning(self) -> dict[str, Tuning]:
-        """By direction: schedule, origin, database entry and reason, for the operator used last.
-
-        Before the first call: what would be loaded on torch's default device and dtype, for many rows unless their
-        number was given.
-        """
-        return dict(self._met[3].tuning) if self._met else self.tuning_for(self._key[1] or None)
-
-    def tuning_for(self, graph_class: GraphClass | str | None) -> dict[str, Tuning]:
-        """The same for as many rows as in a class such as ``harmonics-e14``, on the device and dtype used last."""
-        parsed = GraphClass.parse(graph_class) if isinstance(graph_class, str) else graph_class
-        if parsed is not None and parsed.operation != self.operation:
-            raise ProblemError(f"graph_class is {parsed.text!r}; expected one of {self.operation}")
-        device, dtype = self._met[:2] if self._met else base.or_default(None, None)
-        return _lookup(self.operation, self.layout, self._key, device, dtype).find(parsed).tuning
+    def _forget_operators(self) -> None:
+        # Pickles of version 0.2 have the key alone, and in it no layout.
+        key, graph_class, self.strict = self._key[:3]
+        self._key = key, graph_class, self.strict, self.layout
+        self.graph_class = GraphClass.parse(graph_class) if graph_class else None
+        super()._forget_operators()
 
     def operator_for(self, device: torch.device, dtype: torch.dtype, num_rows: int | None) -> Any:
         """The operator for about this number of rows, None for many; built if needed."""
-        size = None if self._has_one_size or num_rows is None else _size(num_rows)
+        size = None if self._has_one_size or num_rows is None else size_class(num_rows, num_rows)
         return self._use(device, dtype, size).operator
 
-    def _operator_of(self, device: torch.device, dtype: torch.dtype, rows: int) -> Any:
-        """What runs a call on this number of rows, also where torch traces it."""
-        if torch.compiler.is_compiling() or type(rows) is not int:
-            return OPERATORS[operator_text(self.operation, self.layout, self._key, device, dtype)]
-        met, size = self._met, None
-        if met is not None and met[1] is dtype and met[0] == device:
-            if met[2] == rows or self._has_one_size:
-                return met[3].operator
-            size = _size(rows)
-            if size == met[3].size:
-                return met[3].operator
-        elif not self._has_one_size:
-            size = _size(rows)
-        return self._use(device, dtype, size, rows).operator
-
-    def _use(self, device: torch.device, dtype: torch.dtype, size: int | None, rows: int = -1) -> _Built:
-        """What a size class uses, built if needed; the next call on as many rows finds it at once.
-
-        size: None for the number of rows that the module was told, or many.
-        """
-        built = self._operators.get((device, dtype, size))
-        if built is None:
-            graph_class = GraphClass.parse(self._key[1]) if self._key[1] else None
-            with base.outside_of_traces():
-                lookup = _lookup(self.operation, self.layout, self._key, device, dtype)
-                found = lookup.find(graph_class if size is None else GraphClass(self.operation, size))
-                operator = _build(self.operation, self.layout, self._key, device, dtype, found)
-                built = _Built(size, operator, found.tuning)
-            self._operators[device, dtype, size] = built
-        # Without the search for parameters and modules that torch does for each attribute that is set.
-        self.__dict__["_met"] = (device, dtype, rows, built)
-        return built
-
-    @property
-    def _operator(self) -> Any:
-        return self._met[3].operator if self._met else None
-
-    def _forget_operators(self) -> None:
-        self._operators: dict[tuple[torch.device, torch.dtype, int | None], _Built] = {}
-        # Device, dtype and rows of a call, and what it used: one attribute, so that threads never mix two calls.
-        self._met: tuple[torch.device, torch.dtype, int, _Built] | None = None
-        self._has_one_size = self._key[1] != ""
-
-    def __getstate__(self) -> dict[str, Any]:
-        # Loaded kernels belong to this process. A copy builds its own from the compile cache at its first call.
-        return {name: value for name, value in self.__dict__.items() if name not in ("_operators", "_met")}
-
-    def __setstate__(self, state: dict[str, Any]) -> None:
-        super().__setstate__(state)
-        self._forget_operators()
-
-
-@constant_result
-def operator_text(operation: str, layout: str, key: Key, device: torch.device, dtype: torch.dtype) -> str:
-    """The name under which the operator is registered: of a family, if schedules depend on the number of rows.
-
-    Lookup and build happen here, untraced.
-    """
-    lookup, what = _lookup(operation, layout, key, device, dtype), (operation, layout, key, device, dtype)
-    with base.outside_of_traces():
-        if key[1]:
-            return _build(*what, lookup.find(GraphClass.parse(key[1]))).text
-        return lookup.family(lambda found: _build(*what, found)).text
-
-
-def _size(rows: int) -> int:
-    return size_class(rows, rows)[0]
-
-
-def _lookup(operation: str, layout: str, key: Key, device: torch.device, dtype: torch.dtype) -> base.Lookup:
-    base.check_dtype("x is", dtype)
-    return base.Lookup(problem_from_key(key[0]), operation, layout, device, dtype, key[2])
-
-
-def _build(operation: str, layout: str, key: Key, device: torch.device, dtype: torch.dtype, found: base.Found) -> Any:
-    for miss in found.refused.values():
-        raise TuningMissError(miss)
-    made = _BUILDERS[operation](problem_from_key(key[0]), found.schedules, layout, dtype=dtype, device=device)
-    asked(made)
-    return made
+    def _build(self, device: torch.device, dtype: torch.dtype, found: Found) -> Any:
+        return build_rows(self.problem, self.layout, device, dtype, found)
 
 
 # Spherical harmonics as a module and a function with e3nn's interface. First and second derivatives work; the second
@@ -278,7 +181,8 @@ class SphericalHarmonics(TunedRows):
         Under ``torch.autocast`` a half precision x is converted to float32, and the result is float32.
         """
         (x,) = autocast(x)
-        return self._operator_of(x.device, x.dtype, x.numel() // 3)(x)
+        rows = x.numel() // 3
+        return self._operator_of(x, rows, rows)(x)
 
 
 _MODULES: dict[tuple[str, bool, str], SphericalHarmonics] = {}
@@ -293,8 +197,7 @@ def spherical_harmonics(
     """``e3nn.o3.spherical_harmonics``: harmonics ``[..., dim]`` of x ``[..., 3]``, with the module's arguments."""
     (x,) = autocast(x)
     if torch.compiler.is_compiling():
-        key = _module_key(l, normalize, normalization)
-        return OPERATORS[operator_text("harmonics", "mul_ir", key, x.device, x.dtype)](x)
+        return OPERATORS[_text_of(l, normalize, normalization, x.device, x.dtype)](x)
     return _module(l, normalize, normalization)(x)
 
 
@@ -308,8 +211,9 @@ def _module(degrees: Degrees, normalize: bool, normalization: str) -> SphericalH
 
 
 @constant_result
-def _module_key(degrees: Degrees, normalize: bool, normalization: str) -> Key:
-    return _module(degrees, normalize, normalization)._key
+def _text_of(degrees: Degrees, normalize: bool, normalization: str, device: torch.device, dtype: torch.dtype) -> str:
+    module = _module(degrees, normalize, normalization)
+    return module._operator_text(module._key, device, dtype)
 
 
 # Convolution on edge vectors, which forms their spherical harmonics inside its kernels.
@@ -418,7 +322,8 @@ class TunedContraction(TunedRows):
         x, w = autocast(x, w)
         if x.dim() == 3:
             x = x.flatten(1)
-        return self._operator_of(x.device, x.dtype, x.shape[0])(x, w, elements)
+        rows = x.shape[0]
+        return self._operator_of(x, rows, rows)(x, w, elements)
 
 
 class SymmetricContraction(TunedContraction):

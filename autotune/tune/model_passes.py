@@ -22,7 +22,6 @@ from autotune.measure.timing import Watch, ratio_interval, timed, verdict
 from autotune.models.accelerate import accelerate
 from autotune.models.whole_model import find_atoms, open_made, open_model, returned_by
 from autotune.modules.base import TunedModule
-from autotune.modules.rows import TunedRows
 from autotune.text import time_text
 from autotune.tune.publish import why_unfinished
 from autotune.workload.config import load_all
@@ -91,7 +90,7 @@ def _accelerated(model: torch.nn.Module) -> str:
     InputError with the cause if nothing could be, such as a missing compiler.
     """
     found = accelerate(model)
-    own = any(isinstance(module, TunedModule | TunedRows) for _, module in every_module(model))
+    own = any(isinstance(module, TunedModule) for _, module in every_module(model))
     if found.places and not found.replaced and not own:
         raise InputError(f"no part of the model is Equitune's: {found.places[0].detail}")
     return "" if own and not found.places else str(found).splitlines()[0]
@@ -371,7 +370,7 @@ class Loaded:
 
     def __init__(self, model: torch.nn.Module) -> None:
         modules = (module for _, module in every_module(model))
-        self._modules = [module for module in modules if isinstance(module, TunedModule | TunedRows)]
+        self._modules = [module for module in modules if isinstance(module, TunedModule)]
         self._states = [dict(vars(module)) for module in self._modules]
 
     def forget(self) -> None:

@@ -36,14 +36,13 @@ from kernelgen.kernels.spherical_harmonics import (
     HarmonicsSpec,
     default_harmonics_schedule,
     harmonics_plan,
-    harmonics_schedule_from_dict,
 )
 from kernelgen.kernels.symmetric_contraction import (
+    CONTRACTION_SCHEDULES,
     ContractionPlan,
     ContractionSchedule,
     ContractionSpec,
     contraction_plan,
-    contraction_schedule_from_dict,
     default_contraction_schedule,
 )
 from kernelgen.ops.harmonics import FUSED
@@ -197,7 +196,7 @@ class HarmonicsKind(KernelKind):
     rows = ("vectors", "nodes")
     table = "harmonics"
     groups = MappingProxyType({"spherical harmonics": "harmonics"})
-    read = staticmethod(harmonics_schedule_from_dict)
+    read = staticmethod(functools.partial(read_schedule, kinds=HARMONICS_SCHEDULES))
 
     def problem_from(self, name: str, table: Any, others: Mapping[str, Problem]) -> HarmonicsProblem:
         """From a table with degrees (``"0-3"``, or a list), normalize and normalization, as of e3nn's function."""
@@ -443,7 +442,7 @@ class ContractionKind(KernelKind):
     table = "contractions"
     groups = MappingProxyType({"symmetric contractions": "contractions"})
     rows = ("nodes", "elements")
-    read = staticmethod(contraction_schedule_from_dict)
+    read = staticmethod(functools.partial(read_schedule, kinds=CONTRACTION_SCHEDULES))
 
     def problem_from(self, name: str, table: Any, others: Mapping[str, Problem]) -> ContractionProblem:
         """From a table with irreps_in and irreps_out (of one channel), correlation and channels."""

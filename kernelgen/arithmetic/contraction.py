@@ -40,22 +40,13 @@ from kernelgen.arithmetic.contraction_couplings import (
     couplings_of,
     is_shared,
 )
-from kernelgen.errors import ProblemError
+from kernelgen.arithmetic.directions import Direction
 from kernelgen.problem.other_kinds import ContractionProblem
 
 
 @dataclass(frozen=True)
-class ContractionDirection:
+class ContractionDirection(Direction):
     """``tangents``: of x and w; ``outputs``: gradients of x, w and (forward: y itself) g; each in the order ``xwg``."""
-
-    name: str
-    tangents: str
-    outputs: str
-
-    def __post_init__(self) -> None:
-        for text, slots in ((self.tangents, "xw"), (self.outputs, "xwg")):
-            if text != "".join(slot for slot in slots if slot in text):
-                raise ProblemError(f"direction {self}: {text!r} is not an ordered choice from {slots!r}")
 
     @property
     def operands(self) -> tuple[str, ...]:
@@ -73,7 +64,7 @@ class ContractionDirection:
 
     @property
     def text(self) -> str:
-        return f"contraction {self.name}:{self.tangents}->{self.outputs}"
+        return f"contraction {super().text}"
 
 
 FORWARD = ContractionDirection("forward", "", "g")

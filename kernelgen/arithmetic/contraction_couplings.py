@@ -374,16 +374,14 @@ class CouplingSpace:
     def values(self, source: Source) -> Values:
         """A source's components as polynomials."""
         if source not in self._values:
-            self._values[source] = self._expanded(source)
+            found: Values = ({(): 1.0},)
+            if source.first is not None:
+                found = self._coupled(source.first, source.last, 2 * source.l + 1, self.terms(source))
+            elif source.kind:
+                offset = self.blocks[source.last][0].offset
+                found = tuple({(offset + m,): 1.0} for m in range(2 * source.l + 1))
+            self._values[source] = found
         return self._values[source]
-
-    def _expanded(self, source: Source) -> Values:
-        if not source.kind:
-            return ({(): 1.0},)
-        offset = self.blocks[source.last][0].offset
-        if source.first is None:
-            return tuple({(offset + m,): 1.0} for m in range(2 * source.l + 1))
-        return self._coupled(source.first, source.last, 2 * source.l + 1, self.terms(source))
 
     def _coupled(self, first: Source, last: int, dim: int, terms: Coupling) -> Values:
         offset, values = self.blocks[last][0].offset, self.values(first)

@@ -125,23 +125,21 @@ def fixed_order_parts(direction: Direction) -> tuple[Direction, ...]:
 
 
 @dataclass(frozen=True)
-class HarmonicsDirection:
+class HarmonicsDirection(Direction):
     """``outputs``: ``x``, a gradient with respect to v, and ``g``, Y itself or a gradient with respect to g."""
 
-    name: str
-    outputs: str
+    @property
+    def operands(self) -> tuple[str, ...]:
+        """Buffers that a call has: v as ``x``, t as ``tx``."""
+        return {"forward": ("x",), "backward": ("x", "g"), "double_backward": ("x", "tx", "g")}[self.name]
 
     @property
     def text(self) -> str:
         return f"harmonics {self.name} -> {' '.join(self.outputs)}"
 
-    @property
-    def tangents(self) -> str:
-        return "x" if self.name == "double_backward" else ""
 
-
-FORWARD = HarmonicsDirection("forward", "g")
-BACKWARD = HarmonicsDirection("backward", "x")
-DOUBLE_BACKWARD = {outputs: HarmonicsDirection("double_backward", outputs) for outputs in ("xg", "x", "g")}
+FORWARD = HarmonicsDirection("forward", "", "g")
+BACKWARD = HarmonicsDirection("backward", "", "x")
+DOUBLE_BACKWARD = {outputs: HarmonicsDirection("double_backward", "x", outputs) for outputs in ("xg", "x", "g")}
 # By name, each with all of its outputs.
 HARMONICS_DIRECTIONS = {d.name: d for d in (FORWARD, BACKWARD, DOUBLE_BACKWARD["xg"])}

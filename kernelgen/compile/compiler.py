@@ -23,6 +23,7 @@ from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, suppress
 from pathlib import Path
+from typing import TypeVar
 
 import filelock
 import platformdirs
@@ -36,6 +37,9 @@ from kernelgen.errors import CacheError, CompileError, ToolMissingError, cause_o
 from kernelgen.files import parse_json
 from kernelgen.kernels.source import Source
 
+Item = TypeVar("Item")
+Result = TypeVar("Result")
+Error = TypeVar("Error", bound=Exception)
 # Called with the source and the device of each kernel that is asked for.
 RECORDERS: list[Callable[[Source, DeviceFacts], None]] = []
 
@@ -98,11 +102,18 @@ def compile_many(
 
     Threads suffice: g++ is a separate process, and NVRTC releases the interpreter's lock.
     """
+    return in_threads(lambda item: compile_source(*item), items, CompileError, workers)
 
-    def attempt(item: tuple[Source, DeviceFacts]) -> Binary | CompileError:
+
+def in_threads(
+    function: Callable[[Item], Result], items: Sequence[Item], refused: type[Error], workers: int | None = None
+) -> list[Result | Error]:
+    """What a function gives for each item, in order; errors of the type ``refused`` as values."""
+
+    def attempt(item: Item) -> Result | Error:
         try:
-            return compile_source(*item)
-        except CompileError as error:
+            return function(item)
+        except refused as error:
             return error
 
     with ThreadPoolExecutor(workers or len(os.sched_getaffinity(0))) as pool:

@@ -143,16 +143,17 @@ def _compile_ptx(source: Source, flags: tuple[str, ...]) -> tuple[bytes, dict[st
 def _check_cubin(path: Path, entry: str) -> None:
     """Raise ToolMissingError unless the cubin has the kernel ``entry`` (only a device could load it)."""
     data = path.read_bytes()
-    if not (is_whole(data) and section(data, f".text.{entry}")):
-        raise ToolMissingError(
-            f"NVRTC {nvrtc_version()} made {len(data)} bytes without the kernel {entry}; install another"
-        )
+    is_there = is_whole(data) and section(data, f".text.{entry}")
+    _require(is_there, f"NVRTC {nvrtc_version()}", f"{len(data)} bytes", entry)
 
 
 def _check_ptx(path: Path, entry: str) -> None:
-    """Raise ToolMissingError unless the PTX has the kernel ``entry``."""
-    if f".entry {entry}(".encode() not in path.read_bytes():
-        raise ToolMissingError(f"NVRTC {nvrtc_version()} made PTX without the kernel {entry}; install another")
+    _require(f".entry {entry}(".encode() in path.read_bytes(), f"NVRTC {nvrtc_version()}", "PTX", entry)
+
+
+def _require(has_kernel: object, compiler: str, made: str, entry: str) -> None:
+    if not has_kernel:
+        raise ToolMissingError(f"{compiler} made {made} without the kernel {entry}; install another")
 
 
 def parse_ptxas(log: str, entry: str) -> dict[str, Any]:
@@ -166,19 +167,21 @@ def parse_ptxas(log: str, entry: str) -> dict[str, Any]:
     report = report.split("Compiling entry function")[0]
     _, _, report = report.partition(f"Function properties for {entry}")
 
-    def number(pattern: str) -> int:
-        found = re.search(pattern, report)
-        return int(found.group(1)) if found else 0
-
     if "Used" not in report:
         return {}
     return {
-        "registers": number(r"Used (\d+) registers"),
-        "spill_bytes": number(r"(\d+) bytes spill stores") + number(r"(\d+) bytes spill loads"),
-        "stack_bytes": number(r"(\d+) bytes stack frame"),
-        "shared_bytes": number(r"(\d+) bytes smem"),
+        "registers": _number(r"Used (\d+) registers", report),
+        "spill_bytes": sum(_number(rf"(\d+) bytes spill {kind}", report) for kind in ("stores", "loads")),
+        "stack_bytes": _number(r"(\d+) bytes stack frame", report),
+        "shared_bytes": _number(r"(\d+) bytes smem", report),
         **serialized,
     }
+
+
+def _number(pattern: str, text: str) -> int:
+    """The number that the pattern finds; 0 if it finds none."""
+    found = re.search(pattern, text)
+    return int(found[1]) if found else 0
 
 
 # clang, the compiler of HIP text: to assembly and a code object, without ROCm, a driver or an AMD GPU.
@@ -242,21 +245,14 @@ def parse_metadata(assembly: str, entry: str) -> dict[str, Any]:
     """Registers of a lane, spills (bytes of a lane), stack and static shared memory of ``entry``, from its metadata."""
     kernels = assembly.partition("amdhsa.kernels:")[2].split("  - .a")
     found = next((text for text in kernels if re.search(rf"\.name:\s+{entry}\s", text)), "")
-
-    def number(name: str) -> int:
-        match = re.search(rf"\.{name}:\s+(\d+)", found)
-        return int(match.group(1)) if match else 0
-
     return {
-        "registers": number("vgpr_count"),
-        "spill_bytes": 4 * number("vgpr_spill_count"),
-        "stack_bytes": number("private_segment_fixed_size"),
-        "shared_bytes": number("group_segment_fixed_size"),
+        "registers": _number(r"\.vgpr_count:\s+(\d+)", found),
+        "spill_bytes": 4 * _number(r"\.vgpr_spill_count:\s+(\d+)", found),
+        "stack_bytes": _number(r"\.private_segment_fixed_size:\s+(\d+)", found),
+        "shared_bytes": _number(r"\.group_segment_fixed_size:\s+(\d+)", found),
     }
 
 
 def _check_code_object(path: Path, entry: str) -> None:
-    """Raise ToolMissingError unless the code object is whole and names the kernel."""
     data = path.read_bytes()
-    if not (is_whole(data) and f"{entry}.kd".encode() in data):
-        raise ToolMissingError(f"clang made {len(data)} bytes without the kernel {entry}; install another")
+    _require(is_whole(data) and f"{entry}.kd".encode() in data, "clang", f"{len(data)} bytes", entry)

@@ -17,13 +17,13 @@ import platform
 import shlex
 import shutil
 import subprocess
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from kernelgen.compile.job import COMPILE_LIMIT_S, Job, debug_level, is_whole, run, section, shortened, workspace
+from kernelgen.device import processor_lines
 from kernelgen.errors import CacheError, CompileError, InputError, ToolMissingError, cause_of
 from kernelgen.kernels.source import Source
 
@@ -112,11 +112,14 @@ def build(
     """
     # The source comes before the libraries in the flags: the linker resolves from left to right.
     command = [compiler.path, source_name, "-o", binary_name, *flags]
-    with _workspace() as folder:
-        (folder / source_name).write_text(text)
-        done = _compile(command, COMPILE_LIMIT_S if limit_s is None else limit_s, folder)
-        made = folder / binary_name
-        data = made.read_bytes() if made.exists() else b""
+    try:
+        with workspace() as folder:
+            (folder / source_name).write_text(text)
+            done = _compile(command, COMPILE_LIMIT_S if limit_s is None else limit_s, folder)
+            made = folder / binary_name
+            data = made.read_bytes() if made.exists() else b""
+    except OSError as error:
+        raise _no_room(str(error)) from error
     if done.returncode == 0:
         if is_whole(data):
             return data
@@ -160,16 +163,6 @@ def _openmp_flags(compiler: HostCompiler) -> tuple[str, ...]:
     library = bundled[0]
     # -fopenmp appends the compiler's own libgomp; as-needed keeps it from being loaded beside torch's.
     return ("-fopenmp", str(library), f"-Wl,-rpath,{library.parent}", "-Wl,--as-needed")
-
-
-@contextmanager
-def _workspace() -> Iterator[Path]:
-    """A temporary folder; CacheError if nothing can be written there."""
-    try:
-        with workspace() as folder:
-            yield folder
-    except OSError as error:
-        raise _no_room(str(error)) from error
 
 
 def _no_room(reason: str) -> CacheError:
@@ -217,9 +210,8 @@ def _job(compiler: HostCompiler, flags: tuple[str, ...], target: str) -> Job:
 @functools.lru_cache(maxsize=1)
 def processor_features() -> frozenset[str]:
     """What /proc/cpuinfo says that this processor can do."""
-    path = Path("/proc/cpuinfo")
-    lines = path.read_text().splitlines() if path.exists() else []
-    found = next((line for line in lines if line.partition("\t")[0].strip() in ("flags", "Features")), "")
+    lines = (line for line in processor_lines() if line.partition("\t")[0].strip() in ("flags", "Features"))
+    found = next(lines, "")
     return frozenset(found.partition(":")[2].split())
 
 
@@ -241,7 +233,6 @@ def features_of(level: str) -> tuple[str, ...]:
 @functools.lru_cache(maxsize=1)
 def _processor() -> str:
     """The processor that -march=native compiles for."""
-    path = Path("/proc/cpuinfo")
     wanted = ("model name", "flags", "Features", "CPU part", "CPU implementer")
-    lines = path.read_text().splitlines() if path.exists() else []
-    return os.uname().machine + "".join(sorted({line for line in lines if line.partition("\t")[0].strip() in wanted}))
+    told = {line for line in processor_lines() if line.partition("\t")[0].strip() in wanted}
+    return os.uname().machine + "".join(sorted(told))

@@ -45,7 +45,7 @@ from kernelgen.compile.host import processor_features
 from kernelgen.compile.job import Binary, is_whole
 from kernelgen.device import DeviceFacts
 from kernelgen.errors import PackError, cause_of
-from kernelgen.files import parse_json
+from kernelgen.files import parse_json, write_whole
 from kernelgen.kernels.source import Source
 from kernelgen.version import GENERATOR_VERSION
 
@@ -69,18 +69,14 @@ def targets_for(facts: DeviceFacts) -> list[str]:
     """The targets whose code runs on a device, the best one first; PTX of an older architecture is the last."""
     if facts.backend != "cuda" or facts.is_hip:
         return [target_of(facts)]
-    number = _number(facts.arch)
+    number = int(facts.arch.removeprefix("sm_"))
     return [*(f"sm_{minor}" for minor in range(number, number // 10 * 10 - 1, -1)), PTX]
-
-
-def _number(arch: str) -> int:
-    return int(arch.removeprefix("sm_"))
 
 
 def _runs_ptx(facts: DeviceFacts, code: bytes) -> bool:
     """Whether PTX is for this architecture or an older one."""
     found = re.search(rb"\.target sm_(\d{1,9})", code)
-    return found is not None and int(found[1]) <= _number(facts.arch)
+    return found is not None and int(found[1]) <= int(facts.arch.removeprefix("sm_"))
 
 
 def source_digest(source: Source) -> str:
@@ -97,11 +93,8 @@ def write_pack(path: Path, index: Mapping[str, Any], codes: Iterable[bytes]) -> 
         code += one + bytes(-len(one) % _ALIGNMENT)
     text = json.dumps(dict(index) | {"kernels": kernels}, sort_keys=True).encode()
     head = struct.pack("<8sIIQ", _MAGIC, FORMAT, zlib.crc32(text), len(text))
-    data = head + text + bytes(-(_HEAD + len(text)) % _ALIGNMENT) + bytes(code)
-    fresh = path.with_name(f".{path.name}.{os.getpid()}")
     try:
-        fresh.write_bytes(data)
-        fresh.replace(path)
+        write_whole(path, head + text + bytes(-(_HEAD + len(text)) % _ALIGNMENT) + bytes(code))
     except OSError as error:
         raise PackError(f"{path} cannot be written ({cause_of(error)}); name another file") from error
 
@@ -146,11 +139,6 @@ class PackFile:
 
     def _damaged(self, reason: str) -> PackError:
         return PackError(f"{self.path} is damaged ({reason}): write it again")
-
-    def check_processor(self) -> None:
-        """PackError if the kernels for the CPU need another processor."""
-        if reason := self.misfit():
-            raise PackError(f"{self.path} {reason}")
 
     def misfit(self) -> str:
         """Why this processor cannot run the kernels for the CPU; empty if it can, or if there are none."""
@@ -197,7 +185,8 @@ def load_pack(path: str | os.PathLike) -> PackFile:
     Raises PackError if the file is no pack, is damaged, or is for other processors.
     """
     pack = PackFile(path)
-    pack.check_processor()
+    if reason := pack.misfit():
+        raise PackError(f"{pack.path} {reason}")
     _packs[str(pack.path.resolve())] = pack
     return pack
 
@@ -253,15 +242,10 @@ def check_index(index: Any, code_bytes: int) -> None:
             raise ValueError("an operator has members without classes, or classes without members")
         for part in (part for parts in operator["calls"].values() for part in parts):
             for name, place in [*part["kernels"].items(), *part["permuted"].items()]:
-                _check_runnable(name, index["kernels"][place])
-
-
-def _check_runnable(name: str, kernel: dict[str, Any]) -> None:
-    """name: dtype of the indices and target, such as ``int64 cpu``."""
-    dtype, _, target = name.partition(" ")
-    rule = "threads" if target == "cpu" else "launch"
-    if dtype not in _INDICES or target != kernel["target"] or rule not in kernel:
-        raise ValueError(f"{name!r} of a call is a kernel for {kernel['target']!r}, or one without {rule!r}")
+                kernel, (dtype, _, target) = index["kernels"][place], name.partition(" ")  # such as ``int64 cpu``
+                rule, made_for = "threads" if target == "cpu" else "launch", kernel["target"]
+                if dtype not in _INDICES or target != made_for or rule not in kernel:
+                    raise ValueError(f"{name!r} of a call is a kernel for {made_for!r}, or one without {rule!r}")
 
 
 @functools.cache
@@ -332,8 +316,7 @@ def _list(table: Any, name: str) -> list[Any]:
 #
 # A folder has packs for Python, compressed by xz, and ``index.json``, by which a kernel is found without opening them:
 #
-#     {"format": 1, "packs": [{"file": NAME, "target": TARGET, "sources": [the first 16 digits of each kernel's
-# source]}]}
+#     {"format": 1, "packs": [{"file": NAME, "target": TARGET, "sources": [first 16 digits of each kernel's source]}]}
 #
 # ``equitune pack suite`` writes one. Where there is a compiler and a folder for its output, kernels for the CPU are
 # compiled for this very processor instead; kernels for GPUs are the same.
@@ -352,10 +335,9 @@ def write_index(folder: Path, packs: Iterable[Path]) -> None:
         for target in sorted({kernel["target"] for kernel in kernels}):
             sources = sorted(kernel["source"][:_DIGITS] for kernel in kernels if kernel["target"] == target)
             listed.append({"file": path.name, "target": target, "sources": sources})
-    fresh = folder / f".{INDEX}.{os.getpid()}"
+    text = json.dumps({"format": INDEX_FORMAT, "packs": listed}, separators=(",", ":"))
     try:
-        fresh.write_text(json.dumps({"format": INDEX_FORMAT, "packs": listed}, separators=(",", ":")))
-        fresh.replace(folder / INDEX)
+        write_whole(folder / INDEX, text.encode())
     except OSError as error:
         raise PackError(f"{folder / INDEX} cannot be written ({cause_of(error)}); name another folder") from error
 
@@ -366,7 +348,8 @@ def find_shipped(source: Source, facts: DeviceFacts) -> Binary | None:
     Raises PackError for a folder or pack that is damaged, and for a folder of ``$EQUITUNE_PACKS`` without an index.
     """
     digest = source_digest(source)[:_DIGITS]
-    for folder in _folders():
+    named = (Path(path).expanduser() for path in os.environ.get("EQUITUNE_PACKS", "").split(os.pathsep) if path)
+    for folder in (*named, *([PACKAGED] if (PACKAGED / INDEX).is_file() else [])):
         known = _index(folder)
         for target in targets_for(facts):
             for path in known.get((digest, target), ()):
@@ -375,11 +358,6 @@ def find_shipped(source: Source, facts: DeviceFacts) -> Binary | None:
                 if binary is not None:
                     return binary
     return None
-
-
-def _folders() -> list[Path]:
-    named = [Path(path).expanduser() for path in os.environ.get("EQUITUNE_PACKS", "").split(os.pathsep) if path]
-    return [*named, *([PACKAGED] if (PACKAGED / INDEX).is_file() else [])]
 
 
 @functools.lru_cache(maxsize=16)

@@ -10,11 +10,10 @@ import dataclasses
 from collections.abc import Callable
 from typing import Any, Protocol
 
-from kernelgen.device import DeviceFacts
 from kernelgen.kernels.pairs.emit import emit_pairs, pair_launch
 from kernelgen.kernels.pairs.plan import PairPlan
 from kernelgen.kernels.product.channelwise import Plan
-from kernelgen.kernels.product.emit import emit_cuda, emit_host, emit_owners, launch_of, owners_launch
+from kernelgen.kernels.product.emit import emit_owners, emit_product, launch_of, owners_launch
 from kernelgen.kernels.product.plan import OwnersPlan, product_plan
 from kernelgen.kernels.radial.emit import emit_radial, radial_launch
 from kernelgen.kernels.radial.plan import RadialPlan, RadialSpec, radial_plan
@@ -73,7 +72,7 @@ def make_plan(spec: Any) -> Any:
 
 
 EMITTERS: dict[type, Emitter] = {
-    Plan: Emitter(lambda plan: (emit_cuda if plan.spec.facts.backend == "cuda" else emit_host)(plan), launch_of),
+    Plan: Emitter(emit_product, launch_of),
     PairPlan: Emitter(emit_pairs, pair_launch),
     OwnersPlan: Emitter(emit_owners, owners_launch),
     RadialPlan: Emitter(emit_radial, radial_launch),
@@ -83,9 +82,18 @@ EMITTERS: dict[type, Emitter] = {
 
 
 def emit(plan: AnyPlan) -> Source:
-    """The complete source of a plan's kernel."""
-    source = EMITTERS[type(plan)].source(plan)
-    return hip_form(source, plan.spec.facts) if plan.spec.facts.is_hip else source
+    """The complete source of a plan's kernel; equal plans give equal text.
+
+    For an AMD GPU in HIP's form: the CUDA text after a header that says what CUDA's built-in names mean there. The
+    hand-written headers keep assembler text to ``__CUDA_ARCH__`` and have a C++ form beside it, which HIP takes: plain
+    loads and stores, copies to shared memory that a lane waits for, no prefetches.
+    """
+    source, facts = EMITTERS[type(plan)].source(plan), plan.spec.facts
+    if not facts.is_hip:
+        return source
+    note = f"// HIP for waves of {facts.wave} lanes: compiles, emulated, not run\n"
+    text = f"{note}constexpr int WAVE = {facts.wave};\n{included('hip.hpp')}\n{source.text}"
+    return dataclasses.replace(source, text=text, language="hip")
 
 
 def launch_rule(plan: AnyPlan) -> LaunchRule:
@@ -99,17 +107,3 @@ def geometry(plan: AnyPlan, num_edges: int, num_in: int, num_out: int, held: int
     held: blocks that a multiprocessor holds at a time, 0 if that is not known.
     """
     return launch_rule(plan).geometry(num_edges, num_in, num_out, plan.spec.facts.units, held)
-
-
-# The HIP form of a GPU's kernel: its CUDA text after a header that says what CUDA's built-in names mean there.
-#
-# The hand-written headers keep assembler text to ``__CUDA_ARCH__`` and have a C++ form beside it, which HIP takes:
-# plain loads and stores, copies to shared memory that a lane waits for, no prefetches. Labelled "compiles, emulated,
-# not run".
-
-
-def hip_form(source: Source, facts: DeviceFacts) -> Source:
-    """A CUDA source for an AMD GPU; equal sources and waves give equal text."""
-    note = f"// HIP for waves of {facts.wave} lanes: compiles, emulated, not run\n"
-    text = f"{note}constexpr int WAVE = {facts.wave};\n{included('hip.hpp')}\n{source.text}"
-    return dataclasses.replace(source, text=text, language="hip")

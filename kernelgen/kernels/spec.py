@@ -17,6 +17,9 @@ from kernelgen.problem.other_kinds import HarmonicsProblem
 from kernelgen.problem.product import TensorProductProblem
 
 BYTES = {"float32": 4, "float64": 8}
+# In kernels for GPUs.
+C_TYPES = {"float32": "float", "float64": "double", "int32": "int", "int64": "long long"}
+LAYOUTS = ("mul_ir", "ir_mul")
 # After the name of a knob's value.
 ORDER_OF_BLOCKS = "relies on the order in which blocks start, which an AMD GPU does not keep to"
 # Pointer arguments of every kernel, in this order; null if unused.
@@ -25,6 +28,15 @@ BUFFERS = (
     *("out_x", "out_y", "out_w", "out_g"),
     *("sender", "receiver", "spans", "perm"),
 )
+
+
+def check_fields(spec: AnySpec) -> None:
+    """ScheduleError for a dtype, a layout or indices that no kernel has, or a schedule for another backend."""
+    for name, allowed in (("dtype", tuple(BYTES)), ("layout", LAYOUTS), ("index", ("int32", "int64"))):
+        if (value := getattr(spec, name, allowed[0])) not in allowed:
+            raise ScheduleError(f"{name} is {value!r}; expected one of {allowed}")
+    if spec.schedule.backend != spec.facts.backend:
+        raise ScheduleError(f"a {spec.schedule.backend or 'plain'} schedule cannot run on {spec.facts.name}")
 
 
 class AnySpec(Protocol):
@@ -73,17 +85,9 @@ class Spec:
     permuted: bool = False
 
     def __post_init__(self) -> None:
-        checks = (
-            ("operation", ("conv", "plain")),
-            ("dtype", tuple(BYTES)),
-            ("layout", ("mul_ir", "ir_mul")),
-            ("index", ("int32", "int64")),
-        )
-        for name, allowed in checks:
-            if getattr(self, name) not in allowed:
-                raise ScheduleError(f"{name} is {getattr(self, name)!r}; expected one of {allowed}")
-        if self.schedule.backend != self.facts.backend:
-            raise ScheduleError(f"a {self.schedule.backend} schedule cannot run on {self.facts.name}")
+        if self.operation not in ("conv", "plain"):
+            raise ScheduleError(f"operation is {self.operation!r}; expected one of {('conv', 'plain')}")
+        check_fields(self)
         if self.harmonics is not None and (self.direction.tangents or not self.problem.is_channelwise):
             raise UnsupportedError(
                 "harmonics are formed inside kernels of first derivatives of weighted uvu products with one copy of "

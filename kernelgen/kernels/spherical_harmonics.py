@@ -8,17 +8,17 @@ from __future__ import annotations
 
 import dataclasses
 import functools
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import ClassVar
 
 from kernelgen.arithmetic.directions import BACKWARD, FORWARD, HarmonicsDirection
 from kernelgen.arithmetic.harmonics import Body, harmonics_body
 from kernelgen.device import DeviceFacts
 from kernelgen.errors import ScheduleError
-from kernelgen.kernels.knobs import Knobs, read_schedule
+from kernelgen.kernels.knobs import Knobs
 from kernelgen.kernels.source import LaunchRule, Share, Source, included
-from kernelgen.kernels.spec import BYTES, INDENT, Spec, gpu_entry, host_entry
+from kernelgen.kernels.spec import BYTES, C_TYPES, INDENT, Spec, check_fields, gpu_entry, host_entry
 from kernelgen.problem.other_kinds import HarmonicsProblem
 
 
@@ -80,11 +80,6 @@ class HarmonicsHostSchedule(HarmonicsSchedule):
 HARMONICS_SCHEDULES: dict[str, type[HarmonicsSchedule]] = {"cuda": HarmonicsCudaSchedule, "cpu": HarmonicsHostSchedule}
 
 
-def harmonics_schedule_from_dict(data: Mapping[str, Any]) -> HarmonicsSchedule:
-    """The schedule written by ``to_dict``; ScheduleError for an unknown backend, knob or value."""
-    return read_schedule(data, HARMONICS_SCHEDULES)
-
-
 @dataclass(frozen=True)
 class HarmonicsSpec:
     """Everything that determines one kernel's source. dtype: ``float32`` or ``float64``. facts: the target device."""
@@ -100,10 +95,7 @@ class HarmonicsSpec:
     deterministic: ClassVar[bool] = False
 
     def __post_init__(self) -> None:
-        if self.dtype not in BYTES:
-            raise ScheduleError(f"dtype is {self.dtype!r}; expected one of {tuple(BYTES)}")
-        if self.schedule.backend != self.facts.backend:
-            raise ScheduleError(f"a {self.schedule.backend or 'plain'} schedule cannot run on {self.facts.name}")
+        check_fields(self)
 
     @property
     def row_work(self) -> int:
@@ -301,7 +293,7 @@ def _preamble(plan: HarmonicsPlan) -> Iterator[str]:
         yield '#pragma GCC optimize("no-trapping-math")'
         yield "#endif"
         yield from (f"#include <{name}>" for name in ("cstddef", "cstring", "utility", "math.h", "omp.h"))
-    yield f"using Real = {'float' if spec.dtype == 'float32' else 'double'};"
+    yield f"using Real = {C_TYPES[spec.dtype]};"
     yield "using index_t = long long;"  # the signature that all kernels share uses it
     yield f"constexpr int DIM = {spec.problem.dim_out}, BLOCK = {plan.block_size};"
     if isinstance(spec.schedule, HarmonicsCudaSchedule):

@@ -7,18 +7,29 @@ one for the host.
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import ClassVar
 
 from kernelgen.arithmetic.contraction import ContractionDirection, Part, contraction_parts
 from kernelgen.arithmetic.contraction_couplings import polynomials
 from kernelgen.device import DeviceFacts
 from kernelgen.errors import ScheduleError
-from kernelgen.kernels.knobs import Knobs, power_of_two_at_most, read_schedule
+from kernelgen.kernels.knobs import Knobs, power_of_two_at_most
 from kernelgen.kernels.product.emit import HEADER, ZEROS, zero_blocks, zero_lines
 from kernelgen.kernels.source import LaunchRule, Share, Source, included
-from kernelgen.kernels.spec import BYTES, INDENT, ORDER_OF_BLOCKS, braced, gpu_entry, host_entry, indented, with_knobs
+from kernelgen.kernels.spec import (
+    BYTES,
+    C_TYPES,
+    INDENT,
+    ORDER_OF_BLOCKS,
+    braced,
+    check_fields,
+    gpu_entry,
+    host_entry,
+    indented,
+    with_knobs,
+)
 from kernelgen.problem.other_kinds import ContractionProblem
 
 
@@ -103,7 +114,6 @@ CONTRACTION_SCHEDULES: dict[str, type[ContractionSchedule]] = {
     "cuda": ContractionCudaSchedule,
     "cpu": ContractionHostSchedule,
 }
-LAYOUTS = ("mul_ir", "ir_mul")
 
 
 def in_fixed_order(schedule: ContractionSchedule) -> ContractionSchedule:
@@ -111,11 +121,6 @@ def in_fixed_order(schedule: ContractionSchedule) -> ContractionSchedule:
     if isinstance(schedule, ContractionCudaSchedule) and schedule.adds == "atomic":
         return dataclasses.replace(schedule, nodes_per_task=0, order="element", adds="rows", zeros="apart")
     return schedule
-
-
-def contraction_schedule_from_dict(data: Mapping[str, Any]) -> ContractionSchedule:
-    """The schedule written by ``to_dict``; ScheduleError for an unknown backend, knob or value."""
-    return read_schedule(data, CONTRACTION_SCHEDULES)
 
 
 @dataclass(frozen=True)
@@ -139,13 +144,9 @@ class ContractionSpec:
     deterministic: ClassVar[bool] = False
 
     def __post_init__(self) -> None:
-        for name, allowed in (("dtype", tuple(BYTES)), ("layout", LAYOUTS), ("index", ("int32", "int64"))):
-            if getattr(self, name) not in allowed:
-                raise ScheduleError(f"{name} is {getattr(self, name)!r}; expected one of {allowed}")
         if not isinstance(self.schedule, ContractionSchedule):
             raise ScheduleError(f"the schedule is a {type(self.schedule).__name__}; expected a ContractionSchedule")
-        if self.schedule.backend != self.facts.backend:
-            raise ScheduleError(f"a {self.schedule.backend or 'plain'} schedule cannot run on {self.facts.name}")
+        check_fields(self)
 
     @property
     def row_work(self) -> int:
@@ -279,10 +280,6 @@ def default_contraction_schedule(
 # channels; in mul_ir it changes the layout of these channels first.
 
 
-C_TYPES = {"float32": "float", "float64": "double"}
-INDICES = {"int32": "int", "int64": "long long"}
-
-
 def emit_contraction(plan: ContractionPlan) -> Source:
     """The kernel of a plan; equal plans give equal text."""
     on_gpu = isinstance(plan.schedule, ContractionCudaSchedule)
@@ -308,7 +305,7 @@ def _preamble(plan: ContractionPlan) -> Iterator[str]:
     schedule = dataclasses.replace(spec.schedule, nodes_per_task=1) if on_gpu else spec.schedule
     yield f"// schedule   {schedule.key}"
     yield f"using Real = {C_TYPES[spec.dtype]};"
-    yield f"using index_t = {INDICES[spec.index]};"
+    yield f"using index_t = {C_TYPES[spec.index]};"
     yield f"constexpr int DIM_IN = {problem.dim_in}, DIM_OUT = {problem.dim_out}, CHANNELS = {problem.channels};"
     yield f"constexpr int WEIGHTS = {plan.weights};"
 
@@ -521,7 +518,10 @@ def _channels(plan: ContractionPlan) -> Iterator[str]:
         lines += [f"const V {stem}{i} = load<V>({place.format(buffer=stem, i=i)});" for i in names(plan, stem)]
     lines += [f"V {stem}{i}{{}};" for stem, _, i in totals]
     for part in plan.parts:
-        lines += _host_part(plan, part)
+        added = part.uses("ow") if plan.sums_weights else []
+        sums = [f"V ow{r}{{}};" for r in added]
+        adds = [f"add(rows.out_w + {r} * CHANNELS + u, ow{r});" for r in added]
+        lines += part_text(plan, part, "load<V>(rows.{buffer} + {r} * CHANNELS + u)", sums, adds)
     lines += [f"store({place.format(buffer=buffer, i=i)}, {stem}{i});" for stem, buffer, i in totals]
     if turns:
         lines += [line for name in outs for line in _turned(plan, name)]
@@ -537,13 +537,6 @@ def _turned(plan: ContractionPlan, name: str) -> Iterator[str]:
         row, here = f"rows.{name} + {offset} * CHANNELS + u * {dim}", f"{name} + {offset} * N"
         places = f"{here}, {row}" if is_out else f"{row}, {here}"
         yield f"change_layout<{'false' if is_out else 'true'}, false, Block<0, {dim}, N>>({places});"
-
-
-def _host_part(plan: ContractionPlan, part: Part) -> Iterator[str]:
-    added = part.uses("ow") if plan.sums_weights else []
-    first = [f"V ow{r}{{}};" for r in added]
-    last = [f"add(rows.out_w + {r} * CHANNELS + u, ow{r});" for r in added]
-    return part_text(plan, part, "load<V>(rows.{buffer} + {r} * CHANNELS + u)", first, last)
 
 
 def _walk(plan: ContractionPlan) -> Iterator[str]:

@@ -21,7 +21,7 @@ from torch import Tensor
 from kernelgen.arithmetic.directions import backward, double_backward, forward
 from kernelgen.compat import is_eager, is_transforming
 from kernelgen.ops.base import resolve
-from kernelgen.ops.library import Maybe, Signature, call, define, define_op, used_slots, will_run
+from kernelgen.ops.library import Maybe, Signature, call, define, define_op, gradients, used_slots, will_run
 from kernelgen.runtime.call import DirectCalls, Graph, empty
 from kernelgen.runtime.graph import NO_ORDER, Edges, order_by
 
@@ -65,7 +65,7 @@ def product(
         return call("tp_forward", *arguments)
     graph = operator.graph(x, y, *edges)
     if torch.is_grad_enabled() and (x.requires_grad or y.requires_grad or w.requires_grad):
-        return _Forward.apply(x, y, w, graph, operator)[0]
+        return ProductValue.apply(x, y, w, graph, operator, None)[0]
     return operator.run_on(graph, forward(), (x, None, y, None, w, None, None, None))["g"]
 
 
@@ -74,45 +74,46 @@ def edges_of(graph: Graph) -> tuple:
     return graph.sender, graph.receiver, *graph.order, graph.num_out
 
 
-class _Forward(torch.autograd.Function):
+class ProductValue(torch.autograd.Function):
+    """The value on a checked graph; of_vectors: a ``HarmonicProduct`` of the operator, to which y is vectors."""
+
     @staticmethod
     def forward(
-        ctx: Any, x: Tensor, y: Tensor, w: Tensor, graph: Graph, operator: DirectCalls
+        ctx: Any, x: Tensor, y: Tensor, w: Tensor, graph: Graph, operator: DirectCalls, of_vectors: Any
     ) -> tuple[Tensor, Tensor]:
         link = empty((0,), x)
         ctx.save_for_backward(x, y, w, link, *graph.saved)
         ctx.set_materialize_grads(False)
-        ctx.graph, ctx.operator = graph, operator
+        ctx.graph, ctx.operator, ctx.of_vectors = graph, operator, of_vectors
         ctx.leaves = sole_leaves(x, y, w, graph, operator)
         # Autograd pass -> list of (cotangents of the first gradients, cotangent of the value in these gradients).
         ctx.pending = {}
-        return operator.run_on(graph, forward(), (x, None, y, None, w, None, None, None))["g"], link
+        operands = (x, None, y, None, w, None, None, None)
+        return (of_vectors or operator).run_on(graph, forward(), operands)["g"], link
 
     @staticmethod
     def backward(ctx: Any, g: Maybe, _: Maybe) -> tuple[Maybe, ...]:
-        left, wanted = wanted_gradients(ctx)
+        operator, of_vectors, left = ctx.operator, ctx.of_vectors, left_in(ctx.pending)
+        is_differentiated = torch.is_grad_enabled()
+        wanted = _needed(ctx, "xyw") if is_differentiated else ctx.leaves or _needed(ctx, "xyw")
         if not wanted or (g is None and not left):
-            return (None,) * 5
+            return (None,) * 6
         x, y, w, link, *of_graph = ctx.saved_tensors
-        graph = ctx.graph.of_saved(of_graph)
-        if torch.is_grad_enabled() or is_transforming(g):
-            return (*gradient_of_product(ctx, graph, (x, y, w), g, link, wanted), None, None)
-        return (*first_gradients(ctx.operator, graph, (x, y, w), g, left, wanted), None, None)
-
-
-def wanted_gradients(ctx: Any) -> tuple[list, str]:
-    """For a value's node: the cotangents that edge gradients left in this pass, and the slots that the pass uses."""
-    left = left_in(ctx.pending)
-    return left, _needed(ctx, "xyw") if torch.is_grad_enabled() else ctx.leaves or _needed(ctx, "xyw")
-
-
-def gradient_of_product(
-    ctx: Any, graph: Graph, xyw: tuple[Tensor, ...], g: Maybe, link: Tensor, wanted: str
-) -> tuple[Maybe, ...]:
-    """First gradients for a value's node, if they will be differentiated again or torch transforms them."""
-    if is_transforming(g):
-        return PRODUCT.backward((*xyw, g), edges_of(graph), wanted, ctx.operator.text)
-    return _Backward.apply(*xyw, g, link, wanted, graph, ctx.operator, ctx.pending)
+        graph, is_transformed = ctx.graph.of_saved(of_graph), is_transforming(g)
+        if not (is_differentiated or is_transformed or left):
+            operands = (x, None, y, None, w, None, g, None)
+            found = (of_vectors or operator).run_on(graph, backward(wanted), operands)
+            return (*(found.get(slot) for slot in "xyw"), None, None, None)
+        xyw = x, y if of_vectors is None else of_vectors.harmonics(y), w
+        if is_transformed:
+            dx, dy, dw = PRODUCT.backward((*xyw, g), edges_of(graph), wanted, operator.text)
+        elif is_differentiated:
+            dx, dy, dw = _Backward.apply(*xyw, g, link, wanted, graph, operator, ctx.pending)
+        else:
+            dx, dy, dw = _joint_gradients(operator, graph, xyw, g, left, wanted)
+        if of_vectors is not None and dy is not None:
+            dy = gradients(of_vectors.harmonics, inputs=(y,), g=dy, rest=(), outputs="x")[0]
+        return dx, dy, dw, None, None, None
 
 
 class _Backward(torch.autograd.Function):
@@ -198,21 +199,13 @@ def second_gradients(
     if outputs == "g":
         tg = None  # has no part in it
     direction, operands = double_backward(PRODUCT.present((tx, ty, tw, tg)), outputs), (x, tx, y, ty, w, tw, g, tg)
-    if direction.tangents in ("y", "g") and "g" not in outputs or outputs == "g":
-        return _first_of(direction.tangents, operands, outputs, graph, operator)
+    along = direction.tangents
+    if len(along) == 1 and (outputs == "g" or (along in "yg" and "g" not in outputs)):
+        # By a kernel of first derivatives: the single tangent replaces its operand.
+        x, y, w, g = (operands[2 * place + (slot == along)] for place, slot in enumerate("xywg"))  # type: ignore[assignment]
+        direction = forward() if outputs == "g" else backward(outputs)
+        operands = (x, None, y, None, w, None, g, None)
     return operator.run_on(graph, direction, operands)
-
-
-def _first_of(tangents: str, operands: tuple, outputs: str, graph: Graph, operator: DirectCalls) -> dict[str, Tensor]:
-    """Second derivatives by kernels of first derivatives: a single tangent replaces its operand."""
-    x, tx, y, ty, w, tw, g, tg = operands
-    if len(tangents) > 1:
-        return operator.run_on(graph, double_backward(tangents, outputs), operands)
-    x, y, w, g = (
-        b if tangents == slot else a for slot, a, b in (("x", x, tx), ("y", y, ty), ("w", w, tw), ("g", g, tg))
-    )
-    direction = forward() if outputs == "g" else backward(outputs)
-    return operator.run_on(graph, direction, (x, None, y, None, w, None, g, None))
 
 
 def _saves_passes(operator: DirectCalls, given: str, wanted: str) -> bool:
@@ -227,15 +220,11 @@ def _saves_passes(operator: DirectCalls, given: str, wanted: str) -> bool:
     return is_large and bool(given.replace("w", ""))
 
 
-def first_gradients(
+def _joint_gradients(
     operator: DirectCalls, graph: Graph, xyw: tuple[Tensor, ...], g: Maybe, left: list, wanted: str
 ) -> tuple[Maybe, ...]:
     """Gradients of the value, and those for the cotangents that first gradients left; not differentiable further."""
-    if not left:
-        x, y, w = xyw
-        found = operator.run_on(graph, backward(wanted), (x, None, y, None, w, None, g, None))
-        return tuple(found.get(slot) for slot in "xyw")
-    found = {}
+    found: dict[str, Tensor] = {}
     for along, of in left:
         tangents, g = (*along, g), None  # the value's gradient with the first ones
         outputs = double_backward(PRODUCT.present(tangents), wanted).live_outputs
@@ -312,7 +301,7 @@ def _fake_order(nodes: Tensor, num_out: int, count: int, end: str, spec: str) ->
 
 def _rows_of_orders(info: Any, in_dims: tuple, nodes: Tensor, *rest: Any) -> tuple:
     orders = [order_for_size(one, *rest) for one in nodes.unbind(in_dims[0])]
-    return tuple(torch.stack(part) for part in zip(*orders, strict=True)), (0, 0)
+    return tuple(map(torch.stack, zip(*orders, strict=True))), (0, 0)
 
 
 define_op(

@@ -17,7 +17,7 @@ from torch import Tensor
 
 from kernelgen.errors import InputError, ProblemError, ScheduleError
 from kernelgen.kernels.dispatch import emit, make_plan
-from kernelgen.kernels.knobs import Knobs
+from kernelgen.kernels.knobs import Knobs, read_schedule
 from kernelgen.kernels.spec import AnySpec
 from kernelgen.problem.product import size_class
 from kernelgen.runtime.call import aligned
@@ -40,15 +40,15 @@ class RegisteredOperator(ABC):
     text: the operator as JSON, from which any process can rebuild it. device: kernels are for its type. schedules: by
     direction name; constructors take one for every direction, or by name, and complete them with defaults.
     kind: its name in the text; the two oldest kinds have none there. directions: by name, each with all of its outputs.
-    read_schedule: makes one of what the text says. options: further arguments of the constructor, which are attributes
-    and in the text. members, classes: of a family, see :func:`build_family`.
+    schedule_types: by backend. options: further arguments of the constructor, which are attributes and in the text.
+    members, classes: of a family, see :func:`build_family`.
     """
 
     text: str
     kind: ClassVar[str]
     directions: ClassVar[Mapping[str, Any]]
     problem_type: ClassVar[Any]
-    read_schedule: ClassVar[Callable[[dict[str, Any]], Any]]
+    schedule_types: ClassVar[Mapping[str, type[Knobs]]]
     options: ClassVar[tuple[str, ...]] = ()
     members: tuple[Any, ...] = ()
     classes: Sequence[Sequence[int]] = ()
@@ -79,7 +79,7 @@ class RegisteredOperator(ABC):
     @classmethod
     def rebuild(cls, text: str) -> Self:
         data = json.loads(text)
-        schedules = {name: cls.read_schedule(knobs) for name, knobs in data["schedules"].items()}
+        schedules = {name: read_schedule(knobs, cls.schedule_types) for name, knobs in data["schedules"].items()}
         where = {"dtype": getattr(torch, data["dtype"]), "device": torch.device(data["device"])}
         return register(cls(cls.problem_type.from_key(data["problem"]), schedules, **where, **cls._options(data)))
 
@@ -204,13 +204,11 @@ def resolve(text: str) -> Any:
     """The operator of a text, rebuilt if this process does not have it."""
     found = OPERATORS.get(text)
     if found is None:
-        found = OPERATORS[text] = _REBUILD[_kind(json.loads(text))](text)
+        data = json.loads(text)
+        # The two oldest kinds name none: products have an operation, harmonics do not.
+        kind = data.get("kind", "product" if "operation" in data else "harmonics")
+        found = OPERATORS[text] = _REBUILD[kind](text)
     return found
-
-
-def _kind(data: dict[str, Any]) -> str:
-    """The ``kind`` in a text. The two oldest kinds name none: products have an operation, harmonics do not."""
-    return data.get("kind", "product" if "operation" in data else "harmonics")
 
 
 # Families: the same kernels with different schedules, one for each size class of graphs.

@@ -16,13 +16,13 @@ import math
 import statistics
 import time
 from collections.abc import Callable, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
 from kernelgen.arithmetic.directions import Direction
+from kernelgen.compile.compiler import in_threads
 from kernelgen.errors import EquituneError
 from kernelgen.runtime.call import AnyRunner, Graph, Operands
 
@@ -66,22 +66,6 @@ def can_choose(x: Tensor, num_edges: int) -> bool:
     return num_edges >= FEWEST_EDGES and not (x.is_cuda and torch.cuda.is_current_stream_capturing())
 
 
-class Waiting:
-    """Runs a shortlist's first schedule until a call comes that can choose.
-
-    prepare: chooses with a call's operands and graph, and returns the runner that stays.
-    """
-
-    def __init__(self, first: AnyRunner, prepare: Callable[[Operands, Graph], Any]) -> None:
-        self._first, self._prepare = first, prepare
-
-    def __call__(self, operands: Operands, graph: Graph, poison: bool = False) -> dict[str, Tensor]:
-        x = operands[0]
-        assert x is not None
-        runner = self._prepare(operands, graph) if can_choose(x, graph.num_edges) else self._first
-        return runner(operands, graph, poison)
-
-
 def choose(
     operator: Any,
     direction: Direction,
@@ -94,7 +78,7 @@ def choose(
 
     A schedule that cannot be made is left out; if none can, the first one's error is raised.
     """
-    made = _make_all(make, schedules)
+    made = in_threads(make, schedules, EquituneError, len(schedules))
     usable = [None if isinstance(each, EquituneError) else functools.partial(each, operands, graph) for each in made]
     if not any(usable):
         assert isinstance(made[0], EquituneError)
@@ -121,19 +105,6 @@ def agreed(shortlist: Sequence[object], take: Callable[[], tuple[float, ...]]) -
     if not store.check([key]):
         store.compare_set(key, "", json.dumps(take()))
     return tuple(json.loads(store.get(key)))
-
-
-def _make_all(make: Callable[[Any], AnyRunner], schedules: Sequence[Any]) -> list[AnyRunner | EquituneError]:
-    """In order, each in a thread; its error as a value."""
-
-    def attempt(schedule: Any) -> AnyRunner | EquituneError:
-        try:
-            return make(schedule)
-        except EquituneError as error:
-            return error
-
-    with ThreadPoolExecutor(len(schedules)) as pool:
-        return list(pool.map(attempt, schedules))
 
 
 def times_of(runs: Sequence[Run | None], device: torch.device) -> tuple[float, ...]:

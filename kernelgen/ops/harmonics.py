@@ -21,26 +21,24 @@ from kernelgen.arithmetic.directions import (
     HARMONICS_DIRECTIONS,
     Direction,
     HarmonicsDirection,
-    backward,
     forward,
 )
-from kernelgen.compat import is_eager, is_transforming
+from kernelgen.compat import is_eager
 from kernelgen.device import device_facts
 from kernelgen.errors import InputError, ProblemError
 from kernelgen.kernels.spec import BUFFERS, Spec
 from kernelgen.kernels.spherical_harmonics import (
+    HARMONICS_SCHEDULES,
     HarmonicsSchedule,
     HarmonicsSpec,
     default_harmonics_schedule,
-    harmonics_schedule_from_dict,
 )
-from kernelgen.ops.autograd import first_gradients, gradient_of_product, sole_leaves, wanted_gradients
+from kernelgen.ops.autograd import ProductValue
 from kernelgen.ops.base import DTYPES, rebuilds, register
-from kernelgen.ops.library import DifferentiableOperator, Maybe, Signature, define, differentiable, gradients
+from kernelgen.ops.library import DifferentiableOperator, Signature, define, differentiable
 from kernelgen.ops.product import Operator
 from kernelgen.problem.other_kinds import HarmonicsProblem, VectorProblem
 from kernelgen.runtime.call import WATCHERS, AnyRunner, Graph, Operands, RunnerKey, empty, tell, tell_of_preparing
-from kernelgen.runtime.graph import EdgeOrder
 from kernelgen.runtime.kernel import PLACE, Kernel, load_kernel
 
 HARMONICS = Signature(
@@ -85,13 +83,13 @@ class HarmonicsOperator(DifferentiableOperator):
     row_slots = "xg"
     directions = HARMONICS_DIRECTIONS
     problem_type = HarmonicsProblem
-    read_schedule = harmonics_schedule_from_dict
+    schedule_types = HARMONICS_SCHEDULES
 
     def __init__(
         self, problem: HarmonicsProblem, schedule: Schedules, dtype: torch.dtype, device: torch.device
     ) -> None:
         super().__init__(problem, schedule, dtype, device)
-        self.dim_out = problem.dim_out
+        self.dim_out, self.widths = problem.dim_out, {"x": 3, "g": problem.dim_out}
         self._kernels: dict[tuple[HarmonicsDirection, int], Kernel] = {}
 
     def forward(self, v: Tensor) -> Tensor:
@@ -141,13 +139,13 @@ class HarmonicsOperator(DifferentiableOperator):
         """
         v = given["x"]
         rows, device = v.shape[0] if v.dim() else 0, v.get_device()
-        pointers, kept = [0] * len(BUFFERS), []
+        pointers, kept, widths = [0] * len(BUFFERS), [], self.widths
         for name, tensor in given.items():
-            kept.append(self._ready(_NAMES[name], tensor, (rows, self.dim_out if name == "g" else 3), v))
+            kept.append(self._ready(_NAMES[name], tensor, (rows, widths[name[-1]]), v))
             pointers[PLACE[name]] = kept[-1].data_ptr()
         found = {}
         for slot in direction.outputs:
-            found[slot] = out = empty((rows, 3 if slot == "x" else self.dim_out), v)
+            found[slot] = out = empty((rows, widths[slot]), v)
             pointers[PLACE[f"out_{slot}"]] = out.data_ptr()
             if poison:
                 out.fill_(torch.nan)
@@ -194,26 +192,17 @@ class HarmonicProduct:
         self.inside = frozenset(inside) & frozenset(FUSED if product.problem.is_channelwise else ())
         self._runners: dict[RunnerKey, AnyRunner] = {}
 
-    def forward(
-        self,
-        x: Tensor,
-        v: Tensor,
-        w: Tensor,
-        sender: Tensor | None = None,
-        receiver: Tensor | None = None,
-        *,
-        num_out: int | None = None,
-        order: EdgeOrder | None = None,
-        is_sorted: bool = False,
-    ) -> Tensor:
-        """The product of x with the harmonics of v, differentiable twice with respect to x, v and w."""
+    def forward(self, x: Tensor, v: Tensor, w: Tensor, *edges: Any, **how: Any) -> Tensor:
+        """The product of x with the harmonics of v, differentiable twice with respect to x, v and w.
+
+        edges: sender and receiver. how: the other arguments of :meth:`Operator.forward`.
+        """
         if not self.inside or not is_eager(x, v, w):
-            y = self.harmonics(v)
-            return self.product(x, y, w, sender, receiver, num_out=num_out, order=order, is_sorted=is_sorted)
+            return self.product(x, self.harmonics(v), w, *edges, **how)
+        graph = self.graph(x, v, *self.product.edges(x, *edges, **how))
         w = self.product.one_row(w)
-        graph = self.graph(x, v, *self.product.edges(x, sender, receiver, num_out, order, is_sorted))
         if torch.is_grad_enabled() and (x.requires_grad or v.requires_grad or w.requires_grad):
-            return _Forward.apply(x, v, w, graph, self)[0]
+            return ProductValue.apply(x, v, w, graph, self.product, self)[0]
         return self.run_on(graph, forward(), (x, None, v, None, w, None, None, None))["g"]
 
     __call__ = forward
@@ -226,21 +215,9 @@ class HarmonicProduct:
 
     def run_on(self, graph: Graph, direction: Direction, operands: Operands, poison: bool = False) -> dict[str, Tensor]:
         """Run a direction of first derivatives, with v as operand y; gradients by slot, that of v as ``y``."""
-        if direction.name not in self.inside:
-            return self._run_apart(graph, direction, operands, poison)
-        x, sender = operands[0], graph.sender
-        assert x is not None
-        key = (direction, None if sender is None else sender.dtype, x.get_device())
-        of_vectors = graph._replace(shapes=graph.shapes | {"y": (graph.num_edges, 3)})
-        runner = self._runners.get(key)
-        if runner is None:
-            tell_of_preparing()
-            runner = self.product.prepared(direction, operands, of_vectors, self._runners, self.harmonics.problem)
-        if WATCHERS:
-            tell(self.product, direction, graph.num_edges, graph.num_out, sender, graph.receiver)
-        return runner(operands, of_vectors, poison)
-
-    def _run_apart(self, graph: Graph, direction: Direction, operands: Operands, poison: bool) -> dict[str, Tensor]:
+        if direction.name in self.inside:
+            of_vectors = graph._replace(shapes=graph.shapes | {"y": (graph.num_edges, 3)})
+            return self.product.run_on(of_vectors, direction, operands, poison, self._runners, self.harmonics.problem)
         v = operands[2]
         assert v is not None
         y = self.harmonics.run(FORWARD, {"x": v}, poison=poison)["g"] if "y" in direction.operands else None
@@ -258,33 +235,3 @@ class HarmonicProduct:
     def resources(self, name: str) -> dict[str, Any]:
         """Resource usage of the product's kernel of a direction; compiles it if needed."""
         return load_kernel(self.specs(name)[-1]).resources
-
-
-class _Forward(torch.autograd.Function):
-    @staticmethod
-    def forward(ctx: Any, x: Tensor, v: Tensor, w: Tensor, graph: Graph, both: HarmonicProduct) -> tuple:
-        link = empty((0,), x)
-        ctx.save_for_backward(x, v, w, link, *graph.saved)
-        ctx.set_materialize_grads(False)
-        ctx.graph, ctx.both, ctx.operator, ctx.pending = graph, both, both.product, {}
-        ctx.leaves = sole_leaves(x, v, w, graph, both.product)
-        return both.run_on(graph, forward(), (x, None, v, None, w, None, None, None))["g"], link
-
-    @staticmethod
-    def backward(ctx: Any, g: Maybe, _: Maybe) -> tuple[Maybe, ...]:
-        left, wanted = wanted_gradients(ctx)
-        if not wanted or (g is None and not left):
-            return (None,) * 5
-        (x, v, w, link, *of_graph), both = ctx.saved_tensors, ctx.both
-        graph = ctx.graph.of_saved(of_graph)
-        differentiated = torch.is_grad_enabled() or is_transforming(g)
-        if not differentiated and not left:
-            found = both.run_on(graph, backward(wanted), (x, None, v, None, w, None, g, None))
-            return (*(found.get(slot) for slot in "xyw"), None, None)
-        y = both.harmonics(v)
-        if differentiated:
-            of_x, of_y, of_w = gradient_of_product(ctx, graph, (x, y, w), g, link, wanted)
-        else:
-            of_x, of_y, of_w = first_gradients(both.product, graph, (x, y, w), g, left, wanted)
-        of_v = None if of_y is None else gradients(both.harmonics, inputs=(v,), g=of_y, rest=(), outputs="x")[0]
-        return of_x, of_v, of_w, None, None

@@ -331,7 +331,9 @@ class _Op:
         return (*found, *(None,) * (self.count - len(found)))
 
     def rows(self, arguments: tuple, in_dims: tuple[int | None, ...]) -> tuple[int, ...] | None:
-        """See ``kernelgen.ops.library.Rows``."""
+        """Places of the tensors ``[rows, features]`` whose rows the op treats separately in a call with these mapped
+        dimensions; None if a result of the call sums over rows.
+        """
         given = self.split(arguments)
         by_row = resolve(given.text).row_slots
         slots = self.primal + self.tangents
@@ -476,7 +478,7 @@ def define(signature: Signature) -> None:
         name = f"{signature.name}_{op.name}"
         define_op(name, op.schema, run=op.run, fake=op.fake)
         torch.library.register_autograd(f"equitune::{name}", op.gradient, setup_context=op.setup, lib=_library)
-        add_function(_library, name, gradient=op.gradient, setup=op.setup, jvp=op.jvp, rows=op.rows)
+        _add_function(name, op)
 
 
 def define_op(name: str, schema: str, *, run: Callable, fake: Callable, vmap: Callable | None = None) -> None:
@@ -492,14 +494,11 @@ def define_op(name: str, schema: str, *, run: Callable, fake: Callable, vmap: Ca
 # Function transforms: makes the ops of ``equitune`` work under ``torch.func`` and in forward mode.
 #
 # The gradient formula registered for an op is not enough for ``torch.func.grad``, ``vmap`` and ``jvp``: they need an
-# autograd function with ``setup_context``, ``vmap`` and ``jvp``. :func:`add_function` makes one for each op from the
+# autograd function with ``setup_context``, ``vmap`` and ``jvp``. :func:`_add_function` makes one for each op from the
 # same formula. :func:`call` uses the op, or its function if torch transforms the call.
 
 
 _FUNCTIONS: dict[str, type[torch.autograd.Function]] = {}
-# From an op's arguments and their mapped dimensions to the positions of the tensors ``[rows, features]`` whose rows the
-# op treats separately; None if a result of the call sums over rows.
-Rows = Callable[[tuple, tuple[int | None, ...]], tuple[int, ...] | None]
 
 
 def call(name: str, *arguments: Any) -> Any:
@@ -527,49 +526,40 @@ def _apply(name: str, *arguments: Any) -> Any:
     return _FUNCTIONS[name].apply(*arguments)
 
 
-def add_function(
-    library: torch.library.Library,
-    name: str,
-    gradient: Callable,
-    setup: Callable | None,
-    jvp: Callable,
-    rows: Rows,
-) -> None:
-    """Make the autograd function, and the rule for vmap, of the op ``equitune::name``.
+def _add_function(name: str, op: Any) -> None:
+    """Make the autograd function of the op ``equitune::name``, and its rule for vmap.
 
-    gradient, setup: as in ``torch.library.register_autograd``. jvp: takes ctx and a tangent or None for each argument.
-    rows: tells which calls vmap may merge into one, with the rows of all items; others take one call an item.
+    Calls that :meth:`_Op.rows` allows are merged into one, with the rows of all items; others take one call an item.
     """
 
     def setup_context(ctx: Any, inputs: tuple, output: Any) -> None:
-        if setup is not None:
-            setup(ctx, inputs, output)
-            ctx.save_for_forward(*ctx.to_save)
+        op.setup(ctx, inputs, output)
+        ctx.save_for_forward(*ctx.to_save)
 
     def vmap_of(run: Callable) -> Callable:
         def vmap(info: Any, in_dims: tuple, *arguments: Any) -> tuple:
             mapped = tuple(a if dim is None else a.movedim(dim, 0) for a, dim in zip(arguments, in_dims, strict=True))
             is_mapped = tuple(dim is not None for dim in in_dims)
-            places = rows(arguments, in_dims)
+            places = op.rows(arguments, in_dims)
             if places is None:
                 return _one_by_one(run, info.batch_size, is_mapped, mapped)
             return _by_rows(run, places, info.batch_size, is_mapped, mapped)
 
         return vmap
 
-    op = getattr(torch.ops.equitune, name).default
+    itself = getattr(torch.ops.equitune, name).default
     methods = {
-        "forward": op,
+        "forward": itself,
         "setup_context": setup_context,
-        "backward": gradient,
-        "jvp": jvp,
+        "backward": op.gradient,
+        "jvp": op.jvp,
         "vmap": vmap_of(functools.partial(call, name)),
     }
     members = {method: staticmethod(function) for method, function in methods.items()}
     _FUNCTIONS[name] = type(name, (torch.autograd.Function,), members)
     # The op's own rule, which compiled code uses, runs while the level that it resolves is still on torch's stack:
     # ``call`` would take the function, and torch finds no rule for that there.
-    register_vmap(f"equitune::{name}", vmap_of(op), library)
+    register_vmap(f"equitune::{name}", vmap_of(itself), _library)
 
 
 def _by_rows(run: Callable, places: tuple[int, ...], size: int, is_mapped: tuple[bool, ...], arguments: tuple) -> tuple:

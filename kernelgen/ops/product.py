@@ -17,14 +17,7 @@ import torch
 from torch import Tensor
 
 from kernelgen.arithmetic.couplings import couplings_digest
-from kernelgen.arithmetic.directions import (
-    DIRECTIONS,
-    Direction,
-    backward,
-    double_backward,
-    fixed_order_parts,
-    forward,
-)
+from kernelgen.arithmetic.directions import DIRECTIONS, Direction, backward, double_backward, fixed_order_parts, forward
 from kernelgen.compat import is_tracing, is_transforming
 from kernelgen.device import device_facts
 from kernelgen.errors import TuningMissError, UnsupportedError
@@ -33,11 +26,11 @@ from kernelgen.kernels.product.schedule import SCHEDULES, Schedule, schedule_fro
 from kernelgen.kernels.spec import Spec
 from kernelgen.ops.autograd import PRODUCT, order_for_size, product
 from kernelgen.ops.base import DTYPES, INDEX_DTYPES, rebuilds, register
-from kernelgen.ops.first_run import LISTENERS, Choice, Waiting, can_choose, choose
+from kernelgen.ops.first_run import LISTENERS, Choice, can_choose, choose
 from kernelgen.ops.library import DifferentiableOperator, Maybe
 from kernelgen.problem.other_kinds import HarmonicsProblem
 from kernelgen.problem.product import TensorProductProblem
-from kernelgen.runtime.call import AnyRunner, Checks, DirectCalls, Graph, Operands, Runner, RunnerKey, SplitRunner
+from kernelgen.runtime.call import AnyRunner, Checks, DirectCalls, Graph, Operands, Runner, RunnerKey
 from kernelgen.runtime.graph import (
     KNOWN_GRAPHS,
     NO_ORDER,
@@ -103,7 +96,7 @@ class Operator(DirectCalls, DifferentiableOperator):
     signature = PRODUCT
     directions = DIRECTIONS
     problem_type = TensorProductProblem
-    read_schedule = schedule_from_dict
+    schedule_types = SCHEDULES
     options = ("operation", "layout", "deterministic", "refused")
     operation: str
     layout: str
@@ -218,10 +211,10 @@ class Operator(DirectCalls, DifferentiableOperator):
     def edges(
         self,
         x: Tensor,
-        sender: Tensor | None,
-        receiver: Tensor | None,
-        num_out: int | None,
-        order: EdgeOrder | None,
+        sender: Tensor | None = None,
+        receiver: Tensor | None = None,
+        num_out: int | None = None,
+        order: EdgeOrder | None = None,
         is_sorted: bool = False,
     ) -> Edges:
         """A call's edges with the number of destinations and the order, computed if missing."""
@@ -255,35 +248,28 @@ class Operator(DirectCalls, DifferentiableOperator):
         """
         if not torch.compiler.is_compiling() and is_transforming():
             return NO_ORDER
-        order = self._order(sender, receiver, num_in, num_out, is_sorted)
-        # What only some members need is left to an op, which looks at the graph's size.
-        if self.by_size[0] and is_sorted:
-            spans, perm = order_by("receiver", receiver, num_out, True)
-            order = order._replace(spans=spans, perm=perm)
-        elif self.by_size[0]:
-            spans, perm = order_for_size(receiver, num_out, num_out, "receiver", self.text)
-            order = order._replace(spans=spans, perm=perm)
-        if self.by_size[1]:
-            spans, perm = order_for_size(sender, num_out, num_in, "sender", self.text)
-            order = order._replace(sender_spans=spans, sender_perm=perm)
-        return order
-
-    def _order(self, sender: Tensor, receiver: Tensor, num_in: int, num_out: int, is_sorted: bool) -> EdgeOrder:
-        needs_receiver, needs_sender = self._ends()
-        if not (needs_sender or needs_receiver):
+        (needs_receiver, needs_sender), (some_need_receiver, some_need_sender) = self._ends(), self.by_size
+        if not (needs_receiver or needs_sender or some_need_receiver or some_need_sender):
             return NO_ORDER
         by_sender = order_by("sender", sender, num_in) if needs_sender else (None, None)
-        if not needs_receiver:
-            return EdgeOrder(None, None, *by_sender)
-        # Check whether edges are sorted where that is cheap: on the CPU, outside of tracing.
-        looked_at = type(receiver) is Tensor and not is_tracing()
-        if looked_at and receiver.device.type == "cpu":
-            if is_sorted:
-                check_ascending(receiver)
-            is_sorted = is_in_order(receiver)
-        elif looked_at and receiver.is_cuda and is_sorted and not torch.cuda.is_current_stream_capturing():
-            check_ascending_on_device(receiver)
-        return EdgeOrder(*order_by("receiver", receiver, num_out, is_sorted), *by_sender)
+        by_receiver: tuple[Maybe, Maybe] = (None, None)
+        if needs_receiver:
+            # Check whether edges are sorted where that is cheap: on the CPU, outside of tracing.
+            looked_at = type(receiver) is Tensor and not is_tracing()
+            if looked_at and receiver.device.type == "cpu":
+                if is_sorted:
+                    check_ascending(receiver)
+                is_sorted = is_in_order(receiver)
+            elif looked_at and receiver.is_cuda and is_sorted and not torch.cuda.is_current_stream_capturing():
+                check_ascending_on_device(receiver)
+        # What only some members need is left to an op, which looks at the graph's size.
+        if needs_receiver or (some_need_receiver and is_sorted):
+            by_receiver = order_by("receiver", receiver, num_out, is_sorted)
+        elif some_need_receiver:
+            by_receiver = order_for_size(receiver, num_out, num_out, "receiver", self.text)
+        if some_need_sender:
+            by_sender = order_for_size(sender, num_out, num_in, "sender", self.text)
+        return EdgeOrder(*by_receiver, *by_sender)
 
     def one_row(self, w: Tensor) -> Tensor:
         """Shared weights given as [1, weight_numel] become [weight_numel]."""
@@ -367,16 +353,21 @@ class Operator(DirectCalls, DifferentiableOperator):
             parts = [(part, schedule if len(kinds) == 1 else self.schedules[part.name]) for part in kinds]
             specs = [self._spec(part, each, self._index(each, index), x.device) for part, each in parts]
             made = [Runner(dataclasses.replace(spec, harmonics=harmonics), self._checks) for spec in specs]
-            return made[0] if len(made) == 1 else SplitRunner(*made)
+            # Two for sums in a fixed order: one owns senders, for dF/dx, the other receivers.
+            return made[0] if len(made) == 1 else lambda *call: made[0](*call) | made[1](*call)
 
         kinds, others = self.parts(direction), self.shortlists.get(direction.name, ())
         key = (direction, index, x.get_device())
         if others and not can_choose(x, graph.num_edges):
             first = make(self.schedules[direction.name])
-            runners[key] = Waiting(
-                first, lambda given, graph: self.prepared(direction, given, graph, runners, harmonics)
-            )
-            return runners[key]
+
+            def waiting(given: Operands, graph: Graph, poison: bool = False) -> dict[str, Tensor]:
+                chooses = given[0] is not None and can_choose(given[0], graph.num_edges)
+                runner = self.prepared(direction, given, graph, runners, harmonics) if chooses else first
+                return runner(given, graph, poison)
+
+            runners[key] = waiting
+            return waiting
         if others:
             with self._choosing:
                 if direction.name in self.shortlists:

@@ -27,9 +27,9 @@ from kernelgen.device import device_facts
 from kernelgen.errors import InputError
 from kernelgen.kernels.spec import BUFFERS
 from kernelgen.kernels.symmetric_contraction import (
+    CONTRACTION_SCHEDULES,
     ContractionSchedule,
     ContractionSpec,
-    contraction_schedule_from_dict,
     default_contraction_schedule,
     in_fixed_order,
     task_nodes,
@@ -145,7 +145,7 @@ class ContractionOperator(DifferentiableOperator):
     signature = CONTRACTION
     directions = CONTRACTION_DIRECTIONS
     problem_type = ContractionProblem
-    read_schedule = contraction_schedule_from_dict
+    schedule_types = CONTRACTION_SCHEDULES
     options = ("layout",)
     layout: str
 

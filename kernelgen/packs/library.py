@@ -6,7 +6,6 @@ import importlib.util
 import os
 import shutil
 import sys
-import tempfile
 from collections.abc import Sequence
 from importlib import resources
 from pathlib import Path
@@ -18,6 +17,7 @@ from torch import Tensor, fx
 from kernelgen.compile.host import build, find_host_compiler
 from kernelgen.compile.job import COMPILE_LIMIT_S
 from kernelgen.errors import PackError, ToolMissingError, UnsupportedError, cause_of
+from kernelgen.files import write_whole
 
 # The first torch whose stable ABI has what the library uses; one that is built for it runs with all later ones.
 OLDEST_TORCH = (2, 10)
@@ -86,10 +86,8 @@ def _build(source: str, path: Path, flags: Sequence[str]) -> Path:
     text = (source_folder() / source).read_text()
     data = build(compiler, text, source, path.name, options, limit_s=COMPILE_LIMIT_S)
     try:
-        with tempfile.NamedTemporaryFile(dir=path.parent, delete=False) as fresh:
-            fresh.write(data)
-        Path(fresh.name).chmod(0o755)
-        shutil.move(fresh.name, path)
+        write_whole(path, data)
+        path.chmod(0o755)
     except OSError as error:
         raise PackError(f"{path} cannot be written ({cause_of(error)}); name another file") from error
     return path

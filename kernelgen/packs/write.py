@@ -46,7 +46,6 @@ from kernelgen.arithmetic.directions import (
     DOUBLE_BACKWARD,
     FORWARD,
     OPERANDS,
-    Direction,
     backward,
     double_backward,
     forward,
@@ -56,7 +55,7 @@ from kernelgen.compile.gpu import cuda_job, ptx_job
 from kernelgen.compile.host import default_level, features_of, portable_job
 from kernelgen.compile.job import Job
 from kernelgen.compile.pack_file import PTX, source_digest, target_of, write_pack
-from kernelgen.device import DeviceFacts, assumed, cuda_facts
+from kernelgen.device import DeviceFacts, arch_number, assumed, cuda_facts
 from kernelgen.errors import InputError, PackError, UnsupportedError, cause_of
 from kernelgen.files import parse_json
 from kernelgen.kernels.dispatch import AnyPlan, emit, launch_rule, make_plan
@@ -120,14 +119,12 @@ def launches(operator: Any, call: Call, indices: tuple[str, ...]) -> list[Launch
     return list(_of_product(operator, call, indices))
 
 
-def needs(operator: Any) -> dict[str, bool]:
-    """The ends by which the operator's kernels need the edges in order."""
-    return {"receiver": getattr(operator, "by_receiver", False), "sender": getattr(operator, "by_sender", False)}
-
-
 def _of_product(operator: Operator, call: Call, indices: tuple[str, ...]) -> Iterator[Launch]:
-    direction = _direction(call)
-    problem = operator.problem
+    problem, direction = operator.problem, forward()
+    if call.op == "tp_backward":
+        direction = backward(call.outputs)
+    elif call.op == "tp_double_backward":
+        direction = double_backward(call.tangents, call.outputs)
     for part in operator.parts(direction):
         by_index = {
             index: recipe_of(operator.spec(part, INDICES[index]), operator.is_conv)
@@ -149,17 +146,10 @@ def _of_product(operator: Operator, call: Call, indices: tuple[str, ...]) -> Ite
         yield Launch(facts, plans, permuted)
 
 
-def _direction(call: Call) -> Direction:
-    if call.op == "tp_forward":
-        return forward()
-    return backward(call.outputs) if call.op == "tp_backward" else double_backward(call.tangents, call.outputs)
-
-
 def _of_harmonics(operator: HarmonicsOperator, call: Call) -> Launch:
     direction = {"sh_forward": FORWARD, "sh_backward": BACKWARD}.get(call.op) or DOUBLE_BACKWARD[call.outputs]
-    reads = {"forward": ("x",), "backward": ("x", "g"), "double_backward": ("x", "tx", "g")}[direction.name]
     plan = make_plan(operator.spec(direction))
-    facts = _facts(direction.outputs, reads, {"x": 3, "g": operator.dim_out}, plan.spec.dtype)
+    facts = _facts(direction.outputs, direction.operands, operator.widths, plan.spec.dtype)
     return Launch(facts, {"int64": plan})
 
 
@@ -261,11 +251,6 @@ def write_calls(
     return write_content(content, Path(path), cpu)
 
 
-def arch_number(arch: str) -> int:
-    """Such as 90 of ``sm_90``, to sort by."""
-    return int("".join(c for c in arch if c.isdigit()) or 0)
-
-
 def write_content(content: Content, path: Path, cpu: str | None) -> Written:
     """Compile the kernels of a pack and write it."""
     level = cpu or default_level()
@@ -325,9 +310,14 @@ class Content:
     def add_for_nodes(self, dtype: str) -> None:
         """The kernels that Python launches at nodes and for the edges' weights, on each architecture.
 
-        dtype: float32 or float64, in which products of edges stay torch's.
+        dtype: float32 or float64, in which products of edges with the last matrix of a radial network, and its hidden
+        layers, stay torch's.
         """
-        for source in (*node_sources(dtype), *(edge_sources() if dtype == "float32" else ())):
+        kernels = (ROWS, WEIGHTS, GATES, SUMS, SILU_GRADIENT)
+        sources = [kernel.source(getattr(torch, dtype)) for kernel in kernels]
+        if dtype == "float32":
+            sources += (*product_sources(HIDDEN), *network_sources(NETWORKS))
+        for source in sources:
             self.on_gpus(source)
 
     def on_gpus(self, source: Source) -> None:
@@ -350,26 +340,26 @@ class Content:
 
     def compiled(self, level: str) -> list[bytes]:
         """The code of each kernel, compiled at the same time on all cores. level: of processors."""
-        jobs = [
-            self._job(kernel["target"], source, level)
-            for kernel, source in zip(self.kernels, self._sources, strict=True)
-        ]
+
+        def job_of(target: str, source: Source) -> Job:
+            if target == "cpu":
+                return portable_job(level)
+            return ptx_job(self.gpus[-1].arch) if target == PTX else cuda_job(target + source.arch_suffix)
+
+        kernels = zip(self.kernels, self._sources, strict=True)
+        jobs = [job_of(kernel["target"], source) for kernel, source in kernels]
         with ThreadPoolExecutor(len(os.sched_getaffinity(0))) as pool:
-            made = [pool.submit(compile_by, *each) for each in zip(jobs, self._sources, strict=True)]
-            binaries = [future.result() for future in made]
+            binaries = list(pool.map(compile_by, jobs, self._sources))
         for facts, job, binary in zip(self.kernels, jobs, binaries, strict=True):
             facts |= {"resources": binary.resources, "compiler": job.identity}
         return [binary.path.read_bytes() for binary in binaries]
 
-    def _job(self, target: str, source: Source, level: str) -> Job:
-        if target == "cpu":
-            return portable_job(level)
-        return ptx_job(self.gpus[-1].arch) if target == PTX else cuda_job(target + source.arch_suffix)
-
     def _operator(self, operator: Any) -> int:
         if operator.text not in self._places:
             self._places[operator.text] = len(self.operators)
-            self.operators.append({"text": operator.text, "needs": needs(operator), "calls": {}})
+            # The ends by which its kernels need the edges in order.
+            needs = {end: getattr(operator, f"by_{end}", False) for end in ("receiver", "sender")}
+            self.operators.append({"text": operator.text, "needs": needs, "calls": {}})
         return self._places[operator.text]
 
     def _add_to(self, operator: Any, call: Call) -> int:
@@ -443,19 +433,6 @@ def has_target(source: Source, target: str) -> bool:
 HIDDEN = (8, 16, 32, 64, 128)
 # Hidden features and layers of the packages' radial networks: MACE's three, SevenNet's two, NequIP's one or two.
 NETWORKS = ((64, 1), (64, 2), (64, 3), (128, 1))
-
-
-def node_sources(dtype: str) -> Iterator[Source]:
-    """In float32 or float64: linear layers and products by element, gates, sums by element; and SiLU of edges."""
-    of_torch = getattr(torch, dtype)
-    for kernel in (ROWS, WEIGHTS, GATES, SUMS, SILU_GRADIENT):
-        yield kernel.source(of_torch)
-
-
-def edge_sources() -> Iterator[Source]:
-    """Products of edges with the last matrix of the usual radial networks, and their hidden layers, in float32."""
-    yield from product_sources(HIDDEN)
-    yield from network_sources(NETWORKS)
 
 
 # The calls of Equitune's operators in an exported model, read from its file without loading it.

@@ -20,6 +20,7 @@ from kernelgen.errors import InputError
 from kernelgen.kernels.dispatch import AnyPlan, make_plan
 from kernelgen.kernels.product.schedule import CudaSchedule
 from kernelgen.kernels.spec import BUFFERS, Spec
+from kernelgen.problem.other_kinds import HarmonicsProblem
 from kernelgen.problem.product import TensorProductProblem
 from kernelgen.runtime.graph import (
     KNOWN_GRAPHS,
@@ -101,10 +102,6 @@ class Checks:
         self.dtype = dtype
         self.device_type = device_type
         self._last: Graph | None = None
-
-    def given(self, operands: Operands) -> tuple[tuple[int, str, str], ...]:
-        """Position, name and slot of the operands that are not None."""
-        return tuple((i, name, name[-1]) for i, name in enumerate(OPERANDS) if operands[i] is not None)
 
     def graph(
         self,
@@ -385,19 +382,13 @@ class Recipe:
     permuted: Spec | None
 
 
-def live_spec(spec: Spec) -> Spec | None:
-    """The spec with the outputs to which something contributes; None if there are none."""
-    live = spec.direction.live_outputs if spec.problem.paths else ""
-    return dataclasses.replace(spec, direction=dataclasses.replace(spec.direction, outputs=live)) if live else None
-
-
-def recipe_of(spec: Spec, is_conv: bool, plan: AnyPlan | None = None) -> Recipe:
-    """The recipe of a spec. plan: of the live outputs, if it is at hand."""
-    live, gathers = live_spec(spec), is_conv and spec.operation == "plain"
-    if live is None:
+def recipe_of(spec: Spec, is_conv: bool) -> Recipe:
+    """The recipe of a spec."""
+    outputs, gathers = spec.direction.live_outputs, is_conv and spec.operation == "plain"
+    if not outputs or not spec.problem.paths:
         return Recipe(spec, None, {}, (), gathers, "", 0, None)
-    plan = plan or make_plan(live)
-    schedule = spec.schedule
+    live = dataclasses.replace(spec, direction=dataclasses.replace(spec.direction, outputs=outputs))
+    plan, schedule = make_plan(live), spec.schedule
     zeros = schedule.zeros if isinstance(schedule, CudaSchedule) else "apart"
     zeroed = "zero" if zeros == "apart" else "inside"
     writes = {slot: zeroed if f"out_{slot}" in plan.zeroed else "empty" for slot in live.direction.outputs}
@@ -417,15 +408,11 @@ class Runner:
     def __init__(self, spec: Spec, checks: Checks) -> None:
         self.checks = checks
         self.direction = spec.direction
-        live = live_spec(spec)
-        self.kernel: Kernel | None = None if live is None else load_kernel(live)
-        recipe = recipe_of(spec, checks.is_conv, None if self.kernel is None else self.kernel.plan)
+        recipe = recipe_of(spec, checks.is_conv)
+        self.kernel: Kernel | None = None if recipe.plan is None else load_kernel(recipe.spec)
         self.live = "".join(recipe.writes)
-        self.gathers = recipe.gathers
         self.dead = tuple(slot for slot in spec.direction.outputs if slot not in self.live)
-        # Of the kernel that takes edges by receiver, if runs of those are better than of a graph's own order.
-        self.permuted = recipe.permuted
-        # The end by which the kernel must have the edges in order.
+        self.gathers, self.permuted = recipe.gathers, recipe.permuted
         self.order, self.partial_y = recipe.order, recipe.partial_y
         # Live outputs that must be zero before the kernel adds to them.
         self.zeroed = "".join(slot for slot, rule in recipe.writes.items() if rule != "empty")
@@ -442,7 +429,8 @@ class Runner:
         assert x is not None
         shapes = graph.shapes
         if not self.live or graph.num_edges == 0:
-            self.checks.operands(operands, self.checks.given(operands), shapes)
+            given = ((i, name, name[-1]) for i, name in enumerate(OPERANDS) if operands[i] is not None)
+            self.checks.operands(operands, tuple(given), shapes)
             return {slot: zeros(shapes[slot], x) for slot in self.direction.outputs}
         operands = self.checks.operands(operands, self.read, shapes)
         run = self._run_unfused if self.gathers else self._launch
@@ -477,16 +465,13 @@ class Runner:
 
     def _spans(self, graph: Graph) -> tuple[Tensor, Tensor | None]:
         """Spans and permutation of the edges in order, made here if the graph has none."""
-        order = graph.order
-        if self.order == "receiver":
-            if order.spans is not None:
-                return order.spans, order.perm
-            assert graph.receiver is not None
-            return order_by("receiver", graph.receiver, graph.num_out)
-        if order.sender_spans is not None:
-            return order.sender_spans, order.sender_perm
-        assert graph.sender is not None
-        return order_by("sender", graph.sender, graph.num_in)
+        by_receiver = self.order == "receiver"
+        spans, perm = graph.order[:2] if by_receiver else graph.order[2:]
+        if spans is not None:
+            return spans, perm
+        nodes, count = (graph.receiver, graph.num_out) if by_receiver else (graph.sender, graph.num_in)
+        assert nodes is not None
+        return order_by(self.order, nodes, count)
 
     def _allocate(self, graph: Graph, x: Tensor, poison: bool) -> dict[str, Tensor]:
         sizes = graph[3:6]
@@ -546,17 +531,6 @@ class Runner:
         return results
 
 
-class SplitRunner:
-    """Runs two kernels for sums in a fixed order: one that owns senders for dF/dx, one that owns receivers."""
-
-    def __init__(self, of_x: Runner, others: Runner) -> None:
-        self.parts = (of_x, others)
-
-    def __call__(self, operands: Operands, graph: Graph, poison: bool = False) -> dict[str, Tensor]:
-        of_x, others = (runner(operands, graph, poison) for runner in self.parts)
-        return of_x | others
-
-
 # An operator's calls without autograd: each returns the outputs of one direction, keyed by slot.
 #
 # Checks, tuning and the autograd functions use them. ``kernelgen.ops.product`` has the rest of the operator.
@@ -581,7 +555,12 @@ class DirectCalls(ABC):
 
     @abstractmethod
     def prepared(
-        self, direction: Direction, operands: Operands, graph: Graph, runners: dict[RunnerKey, AnyRunner]
+        self,
+        direction: Direction,
+        operands: Operands,
+        graph: Graph,
+        runners: dict[RunnerKey, AnyRunner],
+        harmonics: HarmonicsProblem | None = None,
     ) -> AnyRunner:
         """The runner of a direction's first call, kept in ``runners``."""
 
@@ -604,15 +583,27 @@ class DirectCalls(ABC):
         assert x is not None and y is not None
         return self.run_on(self.graph(x, y, sender, receiver, num_out, order), direction, operands, poison)
 
-    def run_on(self, graph: Graph, direction: Direction, operands: Operands, poison: bool = False) -> dict[str, Tensor]:
-        """:meth:`run` on a graph that :meth:`graph` has checked."""
+    def run_on(
+        self,
+        graph: Graph,
+        direction: Direction,
+        operands: Operands,
+        poison: bool = False,
+        runners: dict[RunnerKey, AnyRunner] | None = None,
+        harmonics: HarmonicsProblem | None = None,
+    ) -> dict[str, Tensor]:
+        """:meth:`run` on a graph that :meth:`graph` has checked.
+
+        harmonics: which the kernels form of y, if it is vectors; their runners are kept in ``runners`` then.
+        """
         x, sender = operands[0], graph.sender
         assert x is not None
+        runners = self._runners if runners is None else runners
         key = (direction, None if sender is None else sender.dtype, x.get_device())
-        runner = self._runners.get(key)
+        runner = runners.get(key)
         if runner is None:
             tell_of_preparing()
-            runner = self.prepared(direction, operands, graph, self._runners)
+            runner = self.prepared(direction, operands, graph, runners, harmonics)
         if WATCHERS:
             tell(self, direction, graph.num_edges, graph.num_out, sender, graph.receiver)
         return runner(operands, graph, poison)

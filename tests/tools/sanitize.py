@@ -178,7 +178,7 @@ def launch(spec: AnySpec) -> None:
     }
     buffers = {name: _random(spec, *shapes[name[-1]]) for name in spec.operands}
     if conv:
-        buffers |= _graph(recipe_of(spec, True, plan).order, getattr(torch, spec.index))
+        buffers |= _graph(recipe_of(spec, True).order, getattr(torch, spec.index))
     for slot in spec.direction.live_outputs:
         parts = plan.partial_y if slot == "y" else 0
         buffers[f"out_{slot}"] = _random(spec, *(shapes[slot] if not parts else (EDGES, parts, spec.dim_y)))

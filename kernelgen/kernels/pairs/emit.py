@@ -1,8 +1,8 @@
 """The kernel of a :class:`PairPlan` as C++ text, for GPU and host.
 
 A team processes an edge: it loads rows of operands to its scratch memory; then each path computes its pairs, multiplies
-them by weights and adds to the sums. Formulas are in ``kernelgen.kernels.pairs.plan``, the steps of a path in
-``kernelgen.kernels.pairs.emit``, differences between a warp and a host thread in ``include/pairs.hpp``.
+them by weights and adds to the sums. Formulas are in ``kernelgen.kernels.pairs.plan``, differences between a warp and a
+host thread in ``include/pairs.hpp``.
 """
 
 from __future__ import annotations
@@ -14,6 +14,7 @@ from kernelgen.kernels.pairs.plan import WARP, PairPath, PairPlan
 from kernelgen.kernels.source import LaunchRule, Share, Source, included
 from kernelgen.kernels.spec import (
     BUFFERS,
+    C_TYPES,
     INDENT,
     braced,
     buffers_line,
@@ -46,19 +47,18 @@ def pair_launch(plan: PairPlan) -> LaunchRule:
 
 def _preamble(plan: PairPlan) -> str:
     spec = plan.spec
-    real = {"float32": "float", "float64": "double"}[spec.dtype]
     lines = [
         f"// problem    {spec.problem.key}",
         f"// direction  {spec.direction.text}",
         f"// operation  {spec.operation}, {spec.dtype}, {spec.layout}",
         f"// schedule   {spec.schedule.key}",
         *(["#define ON_GPU"] if plan.on_gpu else ["#include <omp.h>", "#include <cstdint>", "#include <vector>"]),
-        f"using Real = {real};",
+        f"using Real = {C_TYPES[spec.dtype]};",
         f"constexpr bool MUL_IR = {'true' if spec.layout == 'mul_ir' else 'false'};",
         f"constexpr int LANES = {plan.lanes};",
+        f"using index_t = {C_TYPES[spec.index]};",
     ]
-    index = {"int32": "int", "int64": "long long"}[spec.index]
-    return "\n".join([*lines, f"using index_t = {index};"])
+    return "\n".join(lines)
 
 
 def _edge(plan: PairPlan) -> Iterator[str]:
@@ -223,8 +223,7 @@ def _host(plan: PairPlan) -> Iterator[str]:
 
 # The three steps of a path in a kernel of pairs, as C++ text.
 #
-# They compute pairs from inputs, multiply pairs by weights (``kernelgen.kernels.pairs.emit``), and compute gradients of
-# the inputs.
+# They compute pairs from inputs, multiply pairs by weights, and compute gradients of the inputs.
 
 # The statements for one pair.
 Body = Callable[[PairPlan, PairPath, PathTerms], Iterator[str]]
@@ -243,7 +242,9 @@ def path_steps(plan: PairPlan, path: PairPath, terms: PathTerms) -> Iterator[str
 
 
 def _steps_in_memory(plan: PairPlan, path: PairPath, terms: PathTerms) -> list[str]:
-    wanted, lines = plan.products, list(first_weights(plan, path))
+    wanted, lines = plan.products, []
+    if plan.fetches(path):  # starts the copy of the first weights before pairs are computed
+        lines += [*_sizes(plan, path), *_fetch_function(plan, path), "fetch_rows(0, 0);"]
     makes = wanted.value if plan.is_direct else wanted.z
     if makes:
         lines += [*_over_pairs(plan, path, terms, _z_lines, {y for sums in wanted.z for _, y in sums}), "team.sync();"]
@@ -266,10 +267,8 @@ def _one_pair(plan: PairPlan, path: PairPath, terms: PathTerms) -> Iterator[str]
     yield from _z_lines(plan, path, terms)
     yield from one_pair_step(plan, path)
     if wanted.d:
-        lines = list(_start_sums(plan, terms, bool(wanted.y)))
-        lines += _gradient_lines(plan, path, terms)
-        lines += _add_sums(path, terms, together=False) if wanted.y else []
-        yield from braced("if (team.lane == 0)", lines)
+        starts, ends = _sums_of_y(path, terms, together=False) if wanted.y else ([], [])
+        yield from braced("if (team.lane == 0)", [*starts, *_gradient_lines(plan, path, terms), *ends])
 
 
 def _over_pairs(plan: PairPlan, path: PairPath, terms: PathTerms, body: Body, y_buffers: set[str]) -> Iterator[str]:
@@ -279,8 +278,7 @@ def _over_pairs(plan: PairPlan, path: PairPath, terms: PathTerms, body: Body, y_
     values = list(_edge_values(path, terms, sorted(y_buffers)))
     sums_y = bool(plan.products.y) and body is _gradient_lines
     inside = list(body(plan, path, terms))
-    starts = _start_sums(plan, terms, sums_y)
-    ends = _add_sums(path, terms, together=kind != "same") if sums_y else ()
+    starts, ends = _sums_of_y(path, terms, together=kind != "same") if sums_y else ([], [])
     if kind == "same":
         return braced(f"EACH(u, {mul1})", ["const int v = u, k = u;", *values, *starts, *inside, *ends])
     if plan.is_direct and body is _z_lines and kind == "all" and mul2 > 1:
@@ -292,17 +290,13 @@ def _over_pairs(plan: PairPlan, path: PairPath, terms: PathTerms, body: Body, y_
     return braced(f"for (int v = 0; v < {mul2}; ++v)", [*values, *starts, *over_u, *ends])
 
 
-def _prefix(buffer: str) -> str:
-    return buffer[:-1]
-
-
 def _edge_values(path: PairPath, terms: PathTerms, buffers: list[str]) -> Iterator[str]:
     """``m_1`` and ``tm_1``: the edge values of y and ty at copy v."""
     step = path.dims[1]
     for buffer in buffers:
         for number, value in enumerate(terms.values):
             total = " + ".join(f"Real({c!r}) * s_{buffer}[{component} + v * {step}]" for component, c in value.terms)
-            yield f"const Real {_prefix(buffer)}m_{number} = {total};"
+            yield f"const Real {buffer[:-1]}m_{number} = {total};"
 
 
 def _rows_of_x(plan: PairPlan, path: PairPath, buffers: set[str]) -> Iterator[str]:
@@ -327,7 +321,7 @@ def _z_lines(plan: PairPlan, path: PairPath, terms: PathTerms) -> Iterator[str]:
             continue
         for m3 in range(terms.dim3):
             products = [
-                (entry.sign, f"{_prefix(y)}m_{entry.value} * {x}_{entry.m1}")
+                (entry.sign, f"{y[:-1]}m_{entry.value} * {x}_{entry.m1}")
                 for x, y in sums
                 for entry in terms.entries
                 if entry.m3 == m3
@@ -361,7 +355,7 @@ def _gradient_lines(plan: PairPlan, path: PairPath, terms: PathTerms) -> Iterato
         yield from (f"const Real d{number}_{m3} = {_flow(plan, path, number, m3)};" for m3 in range(terms.dim3))
     for m1 in range(terms.dim1):
         products = [
-            (entry.sign, f"{_prefix(y)}m_{entry.value} * d{wanted.d.index(sums)}_{entry.m3}")
+            (entry.sign, f"{y[:-1]}m_{entry.value} * d{wanted.d.index(sums)}_{entry.m3}")
             for y, sums in wanted.x
             for entry in terms.entries
             if entry.m1 == m1
@@ -380,23 +374,19 @@ def _gradient_lines(plan: PairPlan, path: PairPath, terms: PathTerms) -> Iterato
             yield f"r_{value} += {_sum(products)};"
 
 
-def _start_sums(plan: PairPlan, terms: PathTerms, wanted: bool) -> list[str]:
-    return [f"Real r_{number} = 0;" for number in range(len(terms.values))] if wanted else []
+def _sums_of_y(path: PairPath, terms: PathTerms, together: bool) -> tuple[list[str], list[str]]:
+    """The start of the sums r, and what adds them to dF/dy of copy v, by the transpose of the edge values.
 
-
-def _add_sums(path: PairPath, terms: PathTerms, together: bool) -> Iterator[str]:
-    """Add to dF/dy of copy v, by the transpose of the edge values. together: every lane has a part of r."""
+    together: every lane has a part of r.
+    """
     totals: dict[int, list[str]] = {}
     for number, value in enumerate(terms.values):
         for component, c in value.terms:
             totals.setdefault(component, []).append(f"Real({c!r}) * r_{number}")
-    for component, products in sorted(totals.items()):
-        total = " + ".join(products)
-        place = f"o_y[{component} + v * {path.dims[1]}]"
-        if together:
-            yield f"{{ const Real total = team.sum({total}); if (team.lane == 0) {place} += total; }}"
-        else:
-            yield f"{place} += {total};"
+    adds = "{{ const Real total = team.sum({1}); if (team.lane == 0) {0} += total; }}" if together else "{0} += {1};"
+    places = [(f"o_y[{component} + v * {path.dims[1]}]", sums) for component, sums in sorted(totals.items())]
+    ends = [adds.format(place, " + ".join(sums)) for place, sums in places]
+    return [f"Real r_{number} = 0;" for number in range(len(terms.values))], ends
 
 
 # The step of a path that combines pairs with weights, as C++ text: values, gradients of weights, and ``d``.
@@ -406,21 +396,20 @@ def _add_sums(path: PairPath, terms: PathTerms, together: bool) -> Iterator[str]
 # paths have one weight a pair, or none.
 
 
-def _put_weight(plan: PairPlan, at: str, value: str) -> str:
-    if plan.spec.problem.shared_weights:
-        return f"if (team.active) add_to(out_w + {at}, {value});"
-    return f"if (team.active) out_w[{at}] = {value};"
+# Over components of the output.
+EACH_M = "UNROLL for (int m = 0; m < M; ++m)"
+
+
+def _weight_gradient(plan: PairPlan, at: str, z_at: str, g_at: str) -> list[str]:
+    """The gradient of the weight ``at``, if it is wanted. z_at: the place in a sum z; g_at: that of cotangent {g}."""
+    wanted = plan.products
+    products = " + ".join(f"z{wanted.z.index(sums)}[{z_at}] * {g_at.format(g=g)}" for g, sums in wanted.weight)
+    put = f"add_to(out_w + {at}, gradient)" if plan.spec.problem.shared_weights else f"out_w[{at}] = gradient"
+    lines = ["Real gradient = 0;", f"{EACH_M} gradient += {products};", f"if (team.active) {put};"]
+    return lines if wanted.weight else []
 
 
 # ---- a weight for every pair and copy of the output ---------------------------------------------------------------
-
-
-def first_weights(plan: PairPlan, path: PairPath) -> Iterator[str]:
-    """Start the copy of a path's first weights before its pairs are computed, if the plan fetches them."""
-    if plan.fetches(path):
-        yield from _sizes(plan, path)
-        yield from _fetch_function(plan, path)
-        yield "fetch_rows(0, 0);"
 
 
 def _dense(plan: PairPlan, path: PairPath) -> Iterator[str]:
@@ -446,7 +435,7 @@ def _sizes(plan: PairPlan, path: PairPath) -> Iterator[str]:
 def _tile_lines(plan: PairPlan, path: PairPath, row_of_g: str, inside: str) -> Iterator[str]:
     """One tile of columns. inside: condition that column n belongs to it."""
     wanted, column = plan.products, "const int n = n0 + col + COLS * i;"
-    every = "UNROLL for (int m = 0; m < M; ++m) UNROLL for (int i = 0; i < TILES; ++i)"
+    every = f"{EACH_M} UNROLL for (int i = 0; i < TILES; ++i)"
     if wanted.value:
         yield "Real sums[M][TILES] = {};"
     for g, _ in wanted.weight:
@@ -490,12 +479,8 @@ def _element_lines(plan: PairPlan, path: PairPath) -> Iterator[str]:
         yield f"const Real this_{w} = {w}[{at}];"
     for w, sums in wanted.value:
         z = f"z{wanted.z.index(sums)}"
-        yield f"UNROLL for (int m = 0; m < M; ++m) sums[m][i] += this_{w} * {z}[m * K + k];"
-    if wanted.weight:
-        products = " + ".join(f"z{wanted.z.index(sums)}[m * K + k] * own_{g}[m][i]" for g, sums in wanted.weight)
-        yield "Real gradient = 0;"
-        yield f"UNROLL for (int m = 0; m < M; ++m) gradient += {products};"
-        yield _put_weight(plan, at, "gradient")
+        yield f"{EACH_M} sums[m][i] += this_{w} * {z}[m * K + k];"
+    yield from _weight_gradient(plan, at, "m * K + k", "own_{g}[m][i]")
     for w in kept:
         yield f"c_{w}[kk * {plan.stride(path)} + n - n0] = this_{w};"
 
@@ -511,7 +496,7 @@ def _flow_lines(plan: PairPlan, path: PairPath) -> Iterator[str]:
             rows = f"c_{w} + team.lane * {stride}, s_{g} + {block.offset} + n0, min(TILE, N - n0)"
             lines.append(f"meet<M, N>({rows}, flow{number});")
         place = f"d{number}[m * K + k0 + team.lane]"
-        lines.append(f"UNROLL for (int m = 0; m < M; ++m) {place} = (n0 ? {place} : Real(0)) + flow{number}[m];")
+        lines.append(f"{EACH_M} {place} = (n0 ? {place} : Real(0)) + flow{number}[m];")
     yield from braced("if (team.lane < rows)", lines)
     yield "team.sync();"
     if plan.fetches(path):
@@ -527,17 +512,14 @@ def one_pair_step(plan: PairPlan, path: PairPath) -> Iterator[str]:
     read = [w for w, _ in wanted.value] + [w for sums in wanted.d for w, _ in sums]
     at = f"{path.path.weight_offset} + n"
     lines = [f"const Real this_{w} = {w}[{at}];" for w in dict.fromkeys(read)]
-    each = "UNROLL for (int m = 0; m < M; ++m)"
     element = f"{offset} + m * N + n"
     for w, pairs in wanted.value:
-        lines.append(f"{each} o_g[{element}] += this_{w} * z{wanted.z.index(pairs)}[m];")
-    if wanted.weight:
-        products = " + ".join(f"z{wanted.z.index(pairs)}[m] * s_{g}[{element}]" for g, pairs in wanted.weight)
-        lines += ["Real gradient = 0;", f"{each} gradient += {products};", _put_weight(plan, at, "gradient")]
+        lines.append(f"{EACH_M} o_g[{element}] += this_{w} * z{wanted.z.index(pairs)}[m];")
+    lines += _weight_gradient(plan, at, "m", f"s_{{g}}[{element}]")
     for number, sums in enumerate(wanted.d):
-        lines += [f"{each} d{number}[m] += this_{w} * s_{g}[{element}];" for w, g in sums]
+        lines += [f"{EACH_M} d{number}[m] += this_{w} * s_{g}[{element}];" for w, g in sums]
     yield from braced("UNROLL EACH(n, N)", lines)
-    yield from (f"{each} d{number}[m] = team.sum(d{number}[m]);" for number in range(len(wanted.d)))
+    yield from (f"{EACH_M} d{number}[m] = team.sum(d{number}[m]);" for number in range(len(wanted.d)))
 
 
 # ---- one weight a pair, or none ------------------------------------------------------------------------------------
@@ -560,22 +542,16 @@ def _single(plan: PairPlan, path: PairPath) -> Iterator[str]:
 
     yield f"constexpr int K = {path.pairs}, N = {copies}, M = {path.dims[2]};"
     row_of_g = f"{block.offset} + m * N"
-    each = "UNROLL for (int m = 0; m < M; ++m)"
     value = [(w, sums) for w, sums in wanted.value if p.has_weight or w == "w"]
     if value:
         terms = (times(w, f"z{wanted.z.index(sums)}[m * K + k]") for w, sums in value)
-        lines = [f"const int k = {number};", *(f"{each} sums[m] += {term};" for term in terms)]
+        lines = [f"const int k = {number};", *(f"{EACH_M} sums[m] += {term};" for term in terms)]
         summing = braced(f"for (int s = 0; s < {summed}; ++s)", lines)
-        yield from braced("EACH(o, N)", ["Real sums[M] = {};", *summing, f"{each} o_g[{row_of_g} + o] += sums[m];"])
-    lines = []
-    if wanted.weight and p.has_weight:
-        products = " + ".join(
-            f"z{wanted.z.index(sums)}[m * K + k] * s_{g}[{row_of_g} + {copy}]" for g, sums in wanted.weight
-        )
-        put = _put_weight(plan, f"{p.weight_offset} + k", "gradient")
-        lines += ["Real gradient = 0;", f"{each} gradient += {products};", put]
+        yield from braced("EACH(o, N)", ["Real sums[M] = {};", *summing, f"{EACH_M} o_g[{row_of_g} + o] += sums[m];"])
+    at, g_at = f"{p.weight_offset} + k", f"s_{{g}}[{row_of_g} + {copy}]"
+    lines = _weight_gradient(plan, at, "m * K + k", g_at) if p.has_weight else []
     for position, pairs in enumerate(wanted.d):
         kept = [(w, g) for w, g in pairs if p.has_weight or w == "w"]
         products = " + ".join(times(w, f"s_{g}[{row_of_g} + {copy}]") for w, g in kept) or "Real(0)"
-        lines.append(f"{each} d{position}[m * K + k] = {products};")
+        lines.append(f"{EACH_M} d{position}[m * K + k] = {products};")
     yield from braced("EACH(k, K)", lines)

@@ -115,6 +115,48 @@ class Plan:
         """CUDA: (group, tile) pairs, each a team's share of one run of edges."""
         return units_of(self.groups, self.tile)
 
+    # Elements of shared memory of a team (CUDA).
+
+    @property
+    def value_elements(self) -> int:
+        """For the edge values of its fetched edges."""
+        if self.spec.cuda.edge_operand == "inline":
+            return 0
+        return max((stage_stride(self, group.paths) for group in self.groups), default=0) * self.stage
+
+    def ring_row(self, group: Group) -> int:
+        """For its weights of one edge."""
+        return len(self.weight_operands) * len(group.paths) * self.tile
+
+    @property
+    def exchange_start(self) -> int:
+        """Before those of :attr:`exchange_elements`: edge values that it fetched, and the ring of weights."""
+        rows = max((self.ring_row(group) for group in self.groups), default=0) if self.ring else 0
+        return self.value_elements + self.ring * rows
+
+    @property
+    def exchange_elements(self) -> int:
+        """In which it exchanges the channels of a block that it writes."""
+        problem, live = self.spec.problem, self.spec.direction.live_outputs
+        written = [problem.in1[p.in1].dim for p in problem.paths if "x" in live]
+        written += [problem.out[p.out].dim for p in problem.paths if "g" in live]
+        widest = max((dim for dim in written if dim > 1), default=0)
+        return widest * self.tile if self.spec.cuda.writes == "rows" else 0
+
+    @property
+    def stage_elements(self) -> int:
+        return self.exchange_start + self.exchange_elements
+
+    @property
+    def sums_elements(self) -> int:
+        """For its sums of a node that several teams share."""
+        return 0 if self.spec.cuda.teams_per_node == 1 else max(map(self.sums_of, self.groups), default=0)
+
+    @property
+    def joint_elements(self) -> int:
+        """For its parts of dF/dy of its fetched edges."""
+        return self.stage * self.spec.dim_y if self.joins_y else 0
+
 
 def why_no_row_is_whole(plan: Plan) -> str:
     """CUDA: why runs of edges may not store the rows that are theirs alone (``zeros="cut"``); empty if they may."""
@@ -165,7 +207,7 @@ def registers_of(plan: Plan) -> int:
         if schedule.edge_operand == "inline":
             row += problem.dim_in2 * (("y" in operands) + ("ty" in operands))
         elif schedule.edge_operand == "basis":
-            row += len(_staged_values(plan, group.paths)) * (("y" in operands) + ("ty" in operands))
+            row += len(_staged_values(problem, group.paths, "basis")) * (("y" in operands) + ("ty" in operands))
         widest = max(widest, channels + row)
     return widest * BYTES[spec.dtype] // 4 + 24
 
@@ -173,7 +215,8 @@ def registers_of(plan: Plan) -> int:
 def stage_stride(plan: Plan, paths: tuple[int, ...]) -> int:
     """Shared-memory elements of one staged edge: edge values of paths, padded to an odd multiple of 16 bytes."""
     operands = plan.spec.direction.operands
-    return padded_stride(len(_staged_values(plan, paths)) * (("y" in operands) + ("ty" in operands)), plan.spec.dtype)
+    values = _staged_values(plan.spec.problem, paths, plan.spec.cuda.edge_operand)
+    return padded_stride(len(values) * (("y" in operands) + ("ty" in operands)), plan.spec.dtype)
 
 
 def padded_stride(values: int, dtype: str) -> int:
@@ -183,61 +226,10 @@ def padded_stride(values: int, dtype: str) -> int:
     return width * (vectors + 1 - vectors % 2)
 
 
-def _staged_values(plan: Plan, paths: tuple[int, ...]) -> tuple[EdgeValue, ...]:
-    return _values_of(plan.spec.problem, paths, plan.spec.cuda.edge_operand == "basis")
-
-
 @functools.lru_cache(maxsize=4096)
-def _values_of(problem: TensorProductProblem, paths: tuple[int, ...], basis: bool) -> tuple[EdgeValue, ...]:
+def _staged_values(problem: TensorProductProblem, paths: tuple[int, ...], edge_operand: str) -> tuple[EdgeValue, ...]:
     terms = path_terms(problem)
-    return edge_slots([terms[p] for p in paths], basis)[0]
-
-
-def value_elements(plan: Plan) -> int:
-    """Shared-memory elements for the edge values of a team's fetched edges."""
-    schedule = plan.spec.cuda
-    if schedule.edge_operand == "inline":
-        return 0
-    return max((stage_stride(plan, group.paths) for group in plan.groups), default=0) * plan.stage
-
-
-def ring_row(plan: Plan, group: Group) -> int:
-    """Shared-memory elements for a team's weights of one edge."""
-    return len(plan.weight_operands) * len(group.paths) * plan.tile
-
-
-def stage_elements(plan: Plan) -> int:
-    """Shared-memory elements of a team: edge values it fetched, the ring of weights, and what it exchanges."""
-    return exchange_start(plan) + exchange_elements(plan)
-
-
-def exchange_start(plan: Plan) -> int:
-    """Shared-memory elements before those of :func:`exchange_elements`."""
-    rows = max((ring_row(plan, group) for group in plan.groups), default=0) if plan.ring else 0
-    return value_elements(plan) + plan.ring * rows
-
-
-def exchange_elements(plan: Plan) -> int:
-    """Shared-memory elements in which a team exchanges the channels of a block that it writes."""
-    schedule = plan.spec.cuda
-    problem, live = plan.spec.problem, plan.spec.direction.live_outputs
-    written = [problem.in1[p.in1].dim for p in problem.paths if "x" in live]
-    written += [problem.out[p.out].dim for p in problem.paths if "g" in live]
-    widest = max((dim for dim in written if dim > 1), default=0)
-    return widest * plan.tile if schedule.writes == "rows" else 0
-
-
-def sums_elements(plan: Plan) -> int:
-    """Shared-memory elements for a team's sums of a node that several teams share."""
-    schedule = plan.spec.cuda
-    if schedule.teams_per_node == 1:
-        return 0
-    return max((plan.sums_of(group) for group in plan.groups), default=0)
-
-
-def joint_elements(plan: Plan) -> int:
-    """Shared-memory elements for a team's parts of dF/dy of its fetched edges."""
-    return plan.stage * plan.spec.dim_y if plan.joins_y else 0
+    return edge_slots([terms[p] for p in paths], edge_operand == "basis")[0]
 
 
 # Partitions the paths of a problem into groups, each with its own accumulators.

@@ -11,18 +11,11 @@ from __future__ import annotations
 
 import itertools
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 
 from kernelgen.arithmetic.couplings import PathBody, PathTerms, path_body, path_terms
 from kernelgen.arithmetic.directions import OPERANDS
-from kernelgen.kernels.product.channelwise import (
-    Group,
-    Plan,
-    exchange_elements,
-    joint_elements,
-    stage_elements,
-    sums_elements,
-)
+from kernelgen.kernels.product.channelwise import Group, Plan
 from kernelgen.kernels.product.group import GroupEmitter
 from kernelgen.kernels.product.memory import Facts
 from kernelgen.kernels.product.plan import OwnersPlan
@@ -31,6 +24,7 @@ from kernelgen.kernels.source import LaunchRule, Share, Source, included
 from kernelgen.kernels.spec import (
     BUFFERS,
     BYTES,
+    C_TYPES,
     INDENT,
     Spec,
     braced,
@@ -61,22 +55,21 @@ def headers(schedule: CudaSchedule, has_ring: bool) -> list[str]:
     return [included(name) for name in ("device.cuh", *(name for name, wanted in asked.items() if wanted))]
 
 
-def emit_cuda(plan: Plan) -> Source:
+def emit_product(plan: Plan) -> Source:
     """The kernel of a plan; equal plans give equal text."""
-    return Source(KernelText(plan).text(), "cuda")
+    return Source(KernelText(plan).text(), "cuda") if plan.spec.facts.backend == "cuda" else emit_host(plan)
 
 
 def preamble(spec: Spec) -> str:
     """Comments that describe the kernel, and the types and constants of its text."""
     schedule = spec.cuda
-    real = {"float32": "float", "float64": "double"}[spec.dtype]
-    flag = "#define REAL_IS_FLOAT 1\n" if real == "float" else ""
+    flag = "#define REAL_IS_FLOAT 1\n" if spec.dtype == "float32" else ""
     return (
         f"// problem    {spec.problem.key}\n// direction  {spec.direction.text}\n"
         f"// operation  {spec.operation}, {spec.dtype}, {spec.layout}, {spec.index}{', permuted' * spec.permuted}\n"
         f"// schedule   {schedule.key}\n"
-        f"using Real = {real};\nusing V = Real;\n{flag}"
-        f"using index_t = {'int' if spec.index == 'int32' else 'long long'};\n"
+        f"using Real = {C_TYPES[spec.dtype]};\nusing V = Real;\n{flag}"
+        f"using index_t = {C_TYPES[spec.index]};\n"
         f"constexpr int LANES = {schedule.lanes};\n"
         f"constexpr bool MUL_IR = {'true' if spec.layout == 'mul_ir' else 'false'};\n"
         f"constexpr int C = {schedule.channels_per_thread};  // channels a thread\n"
@@ -166,7 +159,9 @@ class KernelText:
             return []
         if self.plan.stores_whole_rows:
             row = self.problem.dim_out
-            written = [*self._length_of_runs(), *cut_row_lines(blocks, self.facts.width(row), row, asked)]
+            rows = f"zero_cut_rows<{self.facts.width(row)}>(b.out_g, {row}, b.spans, num_out, each, {blocks});"
+            zeroing = ["ask_line(written);", rows, f"tell_of_zeros(written, launch, {blocks});"]
+            written = [*self._length_of_runs(), *_first_blocks(blocks, zeroing, asked)]
         else:
             arrays = {f"b.{name}": sizes[name[-1]] for name in sorted(self.plan.zeroed)}
             written = zero_lines(blocks, schedule.block_size, BYTES[self.spec.dtype], arrays, asked)
@@ -194,8 +189,8 @@ class KernelText:
             *self._work(block),
             *along,
         ]
-        teams, stage, sums = schedule.block_size // schedule.lanes, stage_elements(plan), sums_elements(plan)
-        joint = joint_elements(plan)
+        teams, stage, sums = schedule.block_size // schedule.lanes, plan.stage_elements, plan.sums_elements
+        joint = plan.joint_elements
         if stage or sums or joint:
             lines += shared
         lines.append(f"    Real* const stage = {f'shared + team_index * {stage}' if stage else 'nullptr'};")
@@ -208,7 +203,7 @@ class KernelText:
                 "    __syncthreads();",
                 "    if (working) {",
                 f"    const Real* const parts = sums - share * {sums * schedule.warps_per_edge};",
-                *self._dispatch("finish", f"share, parts{', stage' * bool(exchange_elements(plan))}"),
+                *self._dispatch("finish", f"share, parts{', stage' * bool(plan.exchange_elements)}"),
                 "    }",
             ]
         elif joint:
@@ -246,7 +241,7 @@ class KernelText:
                 "    const int* const span = b.spans + 3 * run;",
                 "    const int node = span[0], begin = span[1], end = span[2];",
             ]
-        leave = [] if sums_elements(plan) else ["    if (!working) return;"]
+        leave = [] if plan.sums_elements else ["    if (!working) return;"]
         return [
             *lines,
             f"    const int share = team_index / {units} % {split};",
@@ -363,34 +358,19 @@ def zero_lines(
     """Code of the first blocks, which return. sizes: elements to zero by array. asked: lines of all first blocks."""
     each = block_size * ZEROS_A_THREAD // element_bytes
     count = " + ".join(sizes.values())
-    return [
-        f"    if (blockIdx.x < {blocks}) {{",
-        f"        const int writers = int(min(({count} + {each - 1}ll) / {each}, {blocks}ll));",
-        "        if (blockIdx.x < writers) {",
-        "            ask_line(written);",
-        *(f"            write_zeros({array}, {size}, writers);" for array, size in sizes.items()),
-        "            tell_of_zeros(written, launch, writers);",
-        "        }",
-        *(f"    {line}" for line in asked),
-        "        return;",
-        "    }",
+    zeroing = [
+        f"const int writers = int(min(({count} + {each - 1}ll) / {each}, {blocks}ll));",
+        "if (blockIdx.x < writers) {",
+        "    ask_line(written);",
+        *(f"    write_zeros({array}, {size}, writers);" for array, size in sizes.items()),
+        "    tell_of_zeros(written, launch, writers);",
+        "}",
     ]
+    return _first_blocks(blocks, zeroing, asked)
 
 
-def cut_row_lines(blocks: int, width: int, elements: int, asked: Sequence[str] = ()) -> list[str]:
-    """As :func:`zero_lines`, of the rows of values that runs of ``each`` edges do not store.
-
-    elements: of a row. width: elements that are written at a time.
-    """
-    return [
-        f"    if (blockIdx.x < {blocks}) {{",
-        "        ask_line(written);",
-        f"        zero_cut_rows<{width}>(b.out_g, {elements}, b.spans, num_out, each, {blocks});",
-        f"        tell_of_zeros(written, launch, {blocks});",
-        *(f"    {line}" for line in asked),
-        "        return;",
-        "    }",
-    ]
+def _first_blocks(blocks: int, lines: Iterable[str], asked: Sequence[str]) -> list[str]:
+    return [f"    if (blockIdx.x < {blocks}) {{", *indented(lines, 2), *indented(asked), "        return;", "    }"]
 
 
 # Host C++ of a channelwise plan.
@@ -403,7 +383,6 @@ def cut_row_lines(blocks: int, width: int, elements: int, asked: Sequence[str] =
 
 
 HEADERS = ("host_vectors.hpp", "host.hpp")
-C_TYPES = {"float32": "float", "float64": "double", "int32": "std::int32_t", "int64": "std::int64_t"}
 # Fewer remaining channels than this are computed one by one: narrower vectors only add code.
 LEAST_VECTOR = 4
 
@@ -473,7 +452,7 @@ class _HostEmitter:
         problem, spec, direction = self.problem, self.spec, self.direction
         schedule = spec.schedule
         yield "using T = ::T;"
-        yield f"using Index = {C_TYPES[spec.index]};"
+        yield f"using Index = std::{spec.index}_t;"
         yield f"static constexpr int dim_in1 = {problem.dim_in1}, dim_in2 = {problem.dim_in2};"
         yield f"static constexpr int dim_out = {problem.dim_out}, weight_numel = {problem.weight_numel};"
         yield f"static constexpr int block = {self.block}, edges_per_chunk = {schedule.edges_per_chunk};"

@@ -2,8 +2,7 @@
 
 A lane keeps the sums of its channels in registers: for the near side (the nodes that a run belongs to) from edge to
 edge, for the far side during one edge. A row struct holds what is loaded for an edge, so that rows can be prefetched.
-Loads and stores are in ``kernelgen.kernels.product.memory``, the loop over edges in
-``kernelgen.kernels.product.group``.
+Loads and stores are in ``kernelgen.kernels.product.memory``.
 """
 
 from __future__ import annotations
@@ -13,15 +12,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 
 from kernelgen.arithmetic.couplings import PathBody
-from kernelgen.kernels.product.channelwise import (
-    Group,
-    Plan,
-    exchange_elements,
-    ring_row,
-    stage_stride,
-    sums_elements,
-    value_elements,
-)
+from kernelgen.kernels.product.channelwise import Group, Plan, stage_stride
 from kernelgen.kernels.product.memory import NODE_BUFFERS, EdgeOperand, EdgeSums, Facts, GroupMemory
 from kernelgen.kernels.spec import BYTES
 
@@ -41,8 +32,8 @@ class GroupEmitter:
         self.memory = GroupMemory(kernel, group, self.paths)
         self.operand = EdgeOperand(kernel, self.paths, stage_stride(kernel.plan, group.paths))
         self.y_sums = EdgeSums(kernel.plan)
-        self.ring = WeightRing(self.plan, group, self.paths, value_elements(self.plan)) if self.plan.ring else None
-        self.sums = sums_elements(kernel.plan)
+        self.ring = WeightRing(self.plan, group, self.paths, self.plan.value_elements) if self.plan.ring else None
+        self.sums = kernel.plan.sums_elements
         # Statements before the first write to memory.
         self.await_zeros: tuple[str, ...] = ()
         self.not_awaited: tuple[str, ...] = ()
@@ -215,7 +206,7 @@ class GroupEmitter:
         step = self.sums * schedule.warps_per_edge
         finish = self._finish_by_blocks if schedule.finish == "blocks" else self._finish_unrolled
         finish(side, schedule.teams_per_node, step)
-        stage = ", Real* const stage" * bool(exchange_elements(self.plan))
+        stage = ", Real* const stage" * bool(self.plan.exchange_elements)
         return [
             f"DEVICE void finish_{self.number}(const Buffers& b, const Team& team, const int unit, const int node,",
             f"                     const int share, const Real* const parts{stage})",
@@ -327,11 +318,8 @@ class GroupEmitter:
         per_edge_weight = "w" in kernel.live and not self.problem.shared_weights
         if per_edge_weight:
             self.put(f"Real sum_w{p}[C] = {{}};")
-        self.put("UNROLL for (int c = 0; c < C; ++c) {")
-        self.depth += 1
-        self._channel(p, body)
-        self.depth -= 1
-        self.put("}")
+        with self.scope("UNROLL for (int c = 0; c < C; ++c)"):
+            self._channel(p, body)
         for k, value in enumerate(kernel.terms[p].values):
             if f"r{p}_{k}" in adjoints:
                 self.put(*(f"oy[{m}] += Real({c!r}) * r{p}_{k};" for m, c in value.terms))
@@ -409,7 +397,7 @@ class WeightRing:
 
     def __init__(self, plan: Plan, group: Group, paths: list[int], before: int) -> None:
         self.plan, self.group, self.paths, self.before = plan, group, paths, before
-        self.depth, self.row = plan.ring, ring_row(plan, group)
+        self.depth, self.row = plan.ring, plan.ring_row(group)
         self.lanes, self.piece = plan.lanes, 16 // BYTES[plan.spec.dtype]
 
     def begin(self) -> list[str]:

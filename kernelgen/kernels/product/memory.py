@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 from kernelgen.arithmetic.couplings import EdgeValue, PathBody, PathTerms, edge_slots, path_body, path_terms
-from kernelgen.kernels.product.channelwise import Group, Plan, exchange_start, joint_elements, row_spans
+from kernelgen.kernels.product.channelwise import Group, Plan, row_spans
 from kernelgen.kernels.product.schedule import CudaSchedule
 from kernelgen.kernels.spec import BYTES
 
@@ -96,7 +96,7 @@ class GroupMemory:
             if side != self.kernel.plan.near:
                 fields += self.node_fields(side, buffers)
         if not self.problem.shared_weights and not self.kernel.plan.ring:
-            fields += [f"{name}{p}[C]" for name in ("w", "tw") if name in self.kernel.operands for p in self.paths]
+            fields += [f"{name}{p}[C]" for name in self.kernel.plan.weight_operands for p in self.paths]
         return fields
 
     def node_fields(self, side: str, buffers: tuple[str, ...]) -> list[str]:
@@ -109,21 +109,24 @@ class GroupMemory:
         for name in NODE_BUFFERS[side]:
             if name in self.kernel.operands:
                 blocks = self.blocks(side) if only is None else (only,)
-                yield from (self._load_block(name, side, b, f"{into}{name}{b}", row) for b in blocks)
+                dim = self.problem.dim_in1 if side == "in1" else self.problem.dim_out
+                cache = self.edge_cache if self.kernel.plain else "Keep"
+                for b in blocks:
+                    start = f"b.{name} + (long long){row} * {dim} + {getattr(self.problem, side)[b].offset}"
+                    width = self._widths(side, b)[1]
+                    yield f"load_block<{cache}, {width}, MUL>({start}, u, active, {into}{name}{b});"
 
     def load_weights(self, into: str, edge: str, only: int | None = None) -> Iterator[str]:
-        """Load the weights of an edge into ``into`` + buffer + path. only: of this path."""
-        for name in ("w", "tw"):
-            if name in self.kernel.operands:
-                paths = self.paths if only is None else (only,)
-                yield from (self.load_weight(name, p, f"{into}{name}{p}", edge) for p in paths)
+        """Load the weights of an edge into ``into`` + buffer + path; without one the row that all edges share.
 
-    def load_weight(self, name: str, path: int, into: str, edge: str) -> str:
-        """Load the weights of a path; an empty ``edge`` means the row that all edges share."""
-        offset = self.problem.paths[path].weight_offset
-        base = f"b.{name} + (long long){edge} * {self.problem.weight_numel}" if edge else f"b.{name}"
+        only: of this path.
+        """
+        row = f" + (long long){edge} * {self.problem.weight_numel}" if edge else ""
         cache = self.edge_cache if edge else "Keep"
-        return f"load_weights<{cache}, {self.weight_width(path)}>({base} + {offset} + u, active, {into});"
+        for name in self.kernel.plan.weight_operands:
+            for p in self.paths if only is None else (only,):
+                start = f"b.{name}{row} + {self.problem.paths[p].weight_offset} + u"
+                yield f"load_weights<{cache}, {self.weight_width(p)}>({start}, active, {into}{name}{p});"
 
     def weight_width(self, path: int) -> int:
         offset = self.problem.paths[path].weight_offset
@@ -137,7 +140,7 @@ class GroupMemory:
         start = f"{self.out_row(side, row)} + {b.offset}"
         if self.kernel.schedule.writes == "lanes" or b.dim == 1:
             return f"put_block<{how}, {width}, MUL>({start}, u, active, {source});"
-        left = f"stage + {exchange_start(self.kernel.plan)}"
+        left = f"stage + {self.kernel.plan.exchange_start}"
         # With which a lane leaves its channels of a block in shared memory.
         step = self.kernel.width(self.channels * (b.dim if self.kernel.plan.spec.layout == "mul_ir" else 1))
         return f"put_rows<{how}, {step}, {row_width}, MUL>(team, {left}, {start}, first_channel, {source});"
@@ -167,15 +170,6 @@ class GroupMemory:
         stem = "ox" if side == "in1" else "og"
         for b in self.blocks(side) if only is None else (only,):
             yield self.put_block(self.owned_how(side, b) if owned else "Add", side, b, f"{stem}{b}", row)
-
-    def _load_block(self, name: str, side: str, block: int, into: str, row: str) -> str:
-        b = getattr(self.problem, side)[block]
-        dim = self.problem.dim_in1 if side == "in1" else self.problem.dim_out
-        _, width = self._widths(side, block)
-        cache = self.edge_cache if self.kernel.plain else "Keep"
-        return (
-            f"load_block<{cache}, {width}, MUL>(b.{name} + (long long){row} * {dim} + {b.offset}, u, active, {into});"
-        )
 
     def _widths(self, side: str, block: int) -> tuple[int, int]:
         """Elements of an access in a block of x (``in1``) or of g (``out``): in memory's order, and by channels."""
@@ -299,7 +293,7 @@ class EdgeSums:
 
     def join(self) -> list[str]:
         """Statements after the edges that were fetched together."""
-        units, part = self.plan.units, joint_elements(self.plan)
+        units, part = self.plan.units, self.plan.joint_elements
         return [
             "__syncthreads();",
             f"for (int j = unit; j < count; j += {units}) {{",

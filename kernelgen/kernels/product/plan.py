@@ -21,13 +21,9 @@ from kernelgen.kernels.product.channelwise import (
     Plan,
     block_of_an_edge,
     broken_span,
-    exchange_elements,
     group_paths,
-    joint_elements,
     registers_of,
     row_spans,
-    stage_elements,
-    sums_elements,
     why_no_row_is_whole,
 )
 from kernelgen.kernels.product.schedule import CudaSchedule, HostSchedule, Schedule
@@ -146,7 +142,6 @@ def _channel_plan(spec: Spec) -> Plan:
     plan = dataclasses.replace(plan, joins_y=_joins_y(plan))
     if spec.deterministic:
         _check_deterministic(plan)
-        _check_partial_sums(plan)
     if isinstance(schedule, CudaSchedule):
         plan = _check_cuda(plan, schedule)
     return dataclasses.replace(plan, zeroed=_zeroed(plan))
@@ -187,7 +182,10 @@ def _zeroed(plan: Plan) -> frozenset[str]:
 
 
 def _check_deterministic(plan: Plan) -> None:
-    """Check that each output element has one writer, or two that add to zero (a + b = b + a)."""
+    """Check that each output element has one writer, or two that add to zero (a + b = b + a).
+
+    And that gradients of y have no rows of partial sums if the teams that share an edge could be a block.
+    """
     spec, live = plan.spec, plan.spec.direction.live_outputs
     if spec.operation == "plain":
         owned = "xg" if spec.schedule.fuse else ""
@@ -206,11 +204,8 @@ def _check_deterministic(plan: Plan) -> None:
                 f"path_groups={spec.schedule.path_groups}: {max(writers.values())} groups add to one block of {slot}; "
                 "a deterministic kernel allows two"
             )
-
-
-def _check_partial_sums(plan: Plan) -> None:
-    """Refuse rows of partial sums, which need extra memory, if the teams that share an edge could be a block."""
-    schedule = plan.spec.schedule
+    # Rows of partial sums need extra memory.
+    schedule = spec.schedule
     if isinstance(schedule, CudaSchedule) and plan.partial_y and (block := block_of_an_edge(plan.groups, schedule)):
         wanted = ", ".join(f"{knob}={value}" for knob, value in block.items())
         raise ScheduleError(f"a deterministic gradient of y sums in shared memory where it can: expected {wanted}")
@@ -286,10 +281,10 @@ def _check_cuda(plan: Plan, schedule: CudaSchedule) -> Plan:
             f"about {registers} registers a thread, {registers / limit:.1f} times the {limit} there are; "
             "use more path_groups, fewer channels_per_thread or no prefetch"
         )
-    shared = teams * (stage_elements(plan) + sums_elements(plan) + joint_elements(plan)) * BYTES[spec.dtype]
+    shared = teams * (plan.stage_elements + plan.sums_elements + plan.joint_elements) * BYTES[spec.dtype]
     if shared > facts.shared_per_block:
         raise ScheduleError(f"{shared} bytes of shared memory a block; there are {facts.shared_per_block}")
-    if schedule.writes == "rows" and not exchange_elements(plan):
+    if schedule.writes == "rows" and not plan.exchange_elements:
         plan = with_knobs(plan, writes="lanes")
     return dataclasses.replace(plan, shared_bytes=shared)
 

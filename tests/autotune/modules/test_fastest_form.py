@@ -15,6 +15,7 @@ from autotune.modules import convolution as tuned
 from autotune.modules.convolution import TensorProductConv, convolve_radial
 from autotune.workload.config import find_problem
 from kernelgen.device import cuda_facts
+from kernelgen.problem.product import size_class
 
 RESULTS = Path(__file__).parents[3] / "results"
 
@@ -30,7 +31,7 @@ WHOLE = {"product-ieee": {"time_us": 30.0}, "product-fp16x3": {"time_us": 12.0},
 
 
 def is_fastest(monkeypatch: pytest.MonkeyPatch, forward: Any, backward: Any, **how: Any) -> bool:
-    tuned._is_fastest.cache_clear()
+    tuned.is_fused_fastest.cache_clear()
     monkeypatch.setattr(tuned, "fused_of", lambda *_: object())
     monkeypatch.setattr(tuned, "device_facts", lambda _: cuda_facts("sm_90"))
     found = {
@@ -39,7 +40,7 @@ def is_fastest(monkeypatch: pytest.MonkeyPatch, forward: Any, backward: Any, **h
     }
     monkeypatch.setattr(tuned, "_tunings", lambda *_, **__: found)
     given: dict[str, Any] = {"product": "fp16x3", "beside_whole": True} | how
-    return tuned.is_fused_fastest(OPERATOR, 64, num_edges=1000, num_nodes=100, **given)
+    return tuned.is_fused_fastest(OPERATOR, 64, size=size_class(1000, 100), **given)
 
 
 def entry(time_us: float, peers: dict[str, Any] = WHOLE) -> Any:
@@ -60,11 +61,11 @@ def test_entries_of_an_h200_are_for_its_architecture_alone(
     arch: str, expected: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """MACE medium's layer on water: another GPU of the architecture fuses too, older ones were not measured."""
-    tuned._is_fastest.cache_clear()
+    tuned.is_fused_fastest.cache_clear()
     monkeypatch.setattr(tuned, "fused_of", lambda *_: object())
     monkeypatch.setattr(tuned, "device_facts", lambda _: cuda_facts(arch))
     layer: Any = Layer()
-    assert tuned.is_fused_fastest(layer, 64, "fp16x3", 443_074, 5_184, beside_whole=True) is expected
+    assert tuned.is_fused_fastest(layer, 64, "fp16x3", size_class(443_074, 5_184), beside_whole=True) is expected
 
 
 def test_what_was_not_measured_is_not_chosen(monkeypatch: pytest.MonkeyPatch) -> None:

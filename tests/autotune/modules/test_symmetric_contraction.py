@@ -15,8 +15,7 @@ from autotune.database import misses
 from autotune.database.lookup import Tuning
 from autotune.database.misses import read_misses
 from autotune.errors import TuningMissError
-from autotune.modules import rows as tuned_rows
-from autotune.modules.base import Found
+from autotune.modules.base import Found, Lookup
 from autotune.modules.rows import TunedContraction
 from autotune.tune.model_passes import needs_of, recorded, workloads_for
 from autotune.workload.graphs import NodesAlone
@@ -143,14 +142,14 @@ def test_each_number_of_nodes_takes_its_schedules(monkeypatch: pytest.MonkeyPatc
         chosen = small if asked[-1] is not None and asked[-1] <= 6 else large
         return Found({name: made_tuning(schedule) for name, schedule in chosen.items()}, {})
 
-    monkeypatch.setattr(tuned_rows.base.Lookup, "find", find)
+    monkeypatch.setattr(Lookup, "find", find)
     module(*inputs(nodes=40))
     assert asked == [5] and module._operator.schedules == small
     module(*inputs(nodes=45))
     assert asked == [5]  # the same size class
     module(*inputs(nodes=300))
     assert asked == [5, 8] and module._operator.schedules == large
-    text = tuned_rows.operator_text("contraction", "mul_ir", module._key, torch.device("cpu"), torch.float64)
+    text = module._operator_text(module._key, torch.device("cpu"), torch.float64)
     for family in (OPERATORS[text], pickle.loads(pickle.dumps(OPERATORS.pop(text)))):
         assert isinstance(family, ContractionOperator) and family.text == text
         assert family.for_size(60).schedules == small and family.for_size(10**6).schedules == large

@@ -26,7 +26,7 @@ from kernelgen.device import cuda_facts, device_facts
 from kernelgen.errors import ProblemError, UnsupportedError
 from kernelgen.kernels.radial.plan import RadialSchedule, default_radial_schedule
 from kernelgen.ops.product import build
-from kernelgen.problem.product import RadialProblem, TensorProductProblem
+from kernelgen.problem.product import RadialProblem, TensorProductProblem, size_class
 
 PRODUCT = TensorProductProblem.channelwise("4x0e+4x1o", "0e+1o", "0e+1o")
 
@@ -148,5 +148,5 @@ def test_tuned_schedules_are_found_for_their_class_alone(tmp_path: Path, monkeyp
     monkeypatch.setattr(tuned, "fused_of", lambda *of: asked.append(of) or "kernels")
     operator = build(PRODUCT, operation="conv", layout="ir_mul", dtype=torch.float32, device="cpu")
     graph = build_graph(given.graph)
-    assert tuned.tuned_fused(operator, 8, "float32", graph.num_edges, graph.num_nodes) == "kernels"
+    assert tuned.tuned_fused(operator, 8, "float32", size_class(graph.num_edges, graph.num_nodes)) == "kernels"
     assert dict(asked[-1][3])["forward"] == tuned_one

@@ -15,14 +15,15 @@ from kernelgen.compile.gpu import nvrtc_version
 from kernelgen.device import DeviceFacts, cuda_facts, device_facts, hip_facts
 from kernelgen.errors import ScheduleError, ToolMissingError
 from kernelgen.kernels.dispatch import emit, geometry
+from kernelgen.kernels.knobs import read_schedule
 from kernelgen.kernels.spherical_harmonics import (
+    HARMONICS_SCHEDULES,
     HarmonicsCudaSchedule,
     HarmonicsHostSchedule,
     HarmonicsSchedule,
     HarmonicsSpec,
     default_harmonics_schedule,
     harmonics_plan,
-    harmonics_schedule_from_dict,
 )
 from kernelgen.ops.harmonics import HarmonicsOperator, build_harmonics
 from kernelgen.problem.other_kinds import HarmonicsProblem
@@ -226,7 +227,7 @@ def test_equal_specs_have_equal_text_that_names_them(schedule: HarmonicsSchedule
 
 @pytest.mark.parametrize("schedule", [HarmonicsHostSchedule(256, 1), HarmonicsCudaSchedule(64, "vectors", 4)])
 def test_schedules_come_back(schedule: HarmonicsSchedule) -> None:
-    assert harmonics_schedule_from_dict(schedule.to_dict()) == schedule
+    assert read_schedule(schedule.to_dict(), HARMONICS_SCHEDULES) == schedule
 
 
 @pytest.mark.parametrize(
@@ -244,7 +245,7 @@ def test_schedules_come_back(schedule: HarmonicsSchedule) -> None:
 )
 def test_schedules_that_do_not_exist(data: dict, message: str) -> None:
     with pytest.raises(ScheduleError, match=message):
-        harmonics_schedule_from_dict(data)
+        read_schedule(data, HARMONICS_SCHEDULES)
 
 
 def test_limits_are_said() -> None:

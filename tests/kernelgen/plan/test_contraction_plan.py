@@ -18,14 +18,15 @@ from kernelgen.arithmetic.contraction import (
 from kernelgen.device import DeviceFacts, cuda_facts, device_facts, hip_facts
 from kernelgen.errors import ScheduleError
 from kernelgen.kernels.dispatch import make_plan
+from kernelgen.kernels.knobs import read_schedule
 from kernelgen.kernels.product.schedule import HostSchedule
 from kernelgen.kernels.symmetric_contraction import (
+    CONTRACTION_SCHEDULES,
     ContractionCudaSchedule,
     ContractionHostSchedule,
     ContractionSchedule,
     ContractionSpec,
     contraction_plan,
-    contraction_schedule_from_dict,
     default_contraction_schedule,
     task_nodes,
 )
@@ -52,8 +53,8 @@ def spec(
     ids=lambda schedule: schedule.backend,
 )
 def test_schedules_come_back(schedule: ContractionSchedule) -> None:
-    assert contraction_schedule_from_dict(schedule.to_dict()) == schedule
-    assert contraction_schedule_from_dict({"backend": schedule.backend}) == type(schedule)()
+    assert read_schedule(schedule.to_dict(), CONTRACTION_SCHEDULES) == schedule
+    assert read_schedule({"backend": schedule.backend}, CONTRACTION_SCHEDULES) == type(schedule)()
 
 
 @pytest.mark.parametrize(
@@ -72,7 +73,7 @@ def test_schedules_come_back(schedule: ContractionSchedule) -> None:
 )
 def test_schedules_that_do_not_exist(data: dict, message: str) -> None:
     with pytest.raises(ScheduleError, match=message):
-        contraction_schedule_from_dict(data)
+        read_schedule(data, CONTRACTION_SCHEDULES)
 
 
 @pytest.mark.parametrize(
