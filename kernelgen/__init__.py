@@ -48,7 +48,7 @@ def __dir__() -> list[str]:
 
 def register_operators() -> None:
     """Register all torch operators, if torch is loaded and nothing of Equitune waits for its own import."""
-    if "torch" in sys.modules and not any(_is_loading(name) for name in tuple(sys.modules)):
+    if sys.modules.get("torch") and not any(_is_loading(name) for name in tuple(sys.modules)):
         for module in _OPERATORS:
             importlib.import_module(module)
 
@@ -82,7 +82,7 @@ class _AfterTorch:
 
 
 install("kernelgen", MOVED, RENAMED)
-if "torch" in sys.modules:
+if sys.modules.get("torch"):
     register_operators()
 else:
     sys.meta_path.insert(0, _AfterTorch())

@@ -111,7 +111,7 @@ def open_optuna(
             return create()
         except Exception as error:
             if file is None or not file.exists() or not _is_corrupt(error):
-                raise StudyError(f"Optuna storage {storage} cannot be used: {_reason(error)}") from error
+                raise StudyError(f"Optuna storage {storage} cannot be used: {_original(error)}") from error
             aside = file.with_name(f"{file.name}.corrupt-{datetime.now(timezone.utc):%Y%m%dT%H%M%SZ}")
             file.rename(aside)
             warnings.warn(f"Optuna storage {file} cannot be used ({error}); it is kept as {aside.name}", stacklevel=2)
@@ -124,17 +124,13 @@ _NO_FAULT_OF_THE_FILE = frozenset({"PERM", "BUSY", "LOCKED", "READONLY", "IOERR"
 
 def _is_corrupt(error: BaseException) -> bool:
     # SQLITE_IOERR_WRITE and similar count as SQLITE_IOERR.
-    name = str(getattr(getattr(_root(error), "orig", None), "sqlite_errorname", ""))
+    name = getattr(_original(error), "sqlite_errorname", "")
     return not any(f"{name}_".startswith(f"SQLITE_{kind}_") for kind in _NO_FAULT_OF_THE_FILE)
 
 
-def _root(error: BaseException) -> BaseException:
-    """The original error of SQLAlchemy, which Optuna may wrap."""
-    return error if hasattr(error, "orig") else error.__cause__ or error
-
-
-def _reason(error: BaseException) -> str:
-    return str(getattr(_root(error), "orig", None) or error)
+def _original(error: BaseException) -> BaseException:
+    """The database's own error, which SQLAlchemy wraps, and Optuna may wrap again."""
+    return getattr(error, "orig", None) or getattr(error.__cause__, "orig", None) or error
 
 
 def add_missing(
@@ -151,7 +147,7 @@ def add_missing(
         try:
             study.add_trials(trial for trial in trials if trial.user_attrs[KEY] not in told)
         except Exception as error:
-            raise StudyError(f"Optuna storage {storage} cannot be written: {_reason(error)}") from error
+            raise StudyError(f"Optuna storage {storage} cannot be written: {_original(error)}") from error
 
 
 def sqlite_file(storage: Any) -> Path | None:

@@ -322,7 +322,7 @@ def test_interrupt_is_130(command: Command, monkeypatch: pytest.MonkeyPatch) -> 
 def test_interrupted_tuning_still_reports_and_ends_with_130(
     command: Command, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    def orderly(*_: object) -> list:
+    def orderly(*_: object, **__: object) -> list:
         with pytest.raises(KeyboardInterrupt):
             os.kill(os.getpid(), signal.SIGINT)
         return []
@@ -340,7 +340,7 @@ def test_watched_tuning_opens_a_page_and_leaves_none_that_loads_itself(
 ) -> None:
     page, opened = tmp_path / "pages" / f"{device_facts('cpu').slug}.html", list[str]()
 
-    def tuned(*_: object, watch: Callable[[list[str], bool], None]) -> list:
+    def tuned(*_: object, watch: Callable[[list[str], bool], None], **__: object) -> list:
         watch(["forward: 1 trial"], False)
         assert 'http-equiv="refresh"' in page.read_text() and "forward: 1 trial" in page.read_text()
         return []
@@ -360,7 +360,7 @@ def test_watched_tuning_opens_a_page_and_leaves_none_that_loads_itself(
 
 def test_tune_hands_its_options_on(command: Command, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     received: list[tuple] = []
-    monkeypatch.setattr("autotune.tune.run.tune", lambda *given: received.append(given))
+    monkeypatch.setattr("autotune.tune.run.tune", lambda *given, **search: received.append((*given, search)))
     options = (
         "--budget",
         "1m30s",
@@ -376,12 +376,13 @@ def test_tune_hands_its_options_on(command: Command, monkeypatch: pytest.MonkeyP
         "50",
     )
     code, _, _ = command("tune", "quick", "--device", "cpu", *options, "--results", tmp_path)
-    ((config, *given),) = received
+    ((config, device, search),) = received
     assert code == 0
-    assert config.workloads[0].label == "tiny"
-    budget = given.pop(1)
-    assert 60 < budget <= 90, "what the command took before, and its pages, count"
-    assert given == ["cpu", 7, "random", "sqlite:///x.db", 3, tmp_path, None, 50, "time", "auto"]
+    assert (config.workloads[0].label, device) == ("tiny", "cpu")
+    assert 60 < search.pop("budget") <= 90, "what the command took before, and its pages, count"
+    names = ("trials", "sampler", "storage", "seed", "results_dir", "with_peers", "patience", "objective", "counters")
+    given = (7, "random", "sqlite:///x.db", 3, tmp_path, None, 50, "time", "auto")
+    assert search == dict(zip(names, given, strict=True))
 
 
 @pytest.mark.parametrize(
