@@ -132,7 +132,10 @@ class TunedModule(NoTorchScript):
         self._forget_operators()
 
     def _lookup(self, device: torch.device, dtype: torch.dtype) -> Lookup:
-        check_dtype(self._inputs, dtype)
+        if dtype not in (torch.float32, torch.float64):
+            hint = ", or call it under torch.autocast, which computes it in float32" if dtype in _HALVES else ""
+            expected = "expected torch.float32 or torch.float64: convert to one of them"
+            raise InputError(f"{self._inputs} {dtype}; {expected}{hint}")
         given = dict.fromkeys(DIRECTIONS, self.schedule) if isinstance(self.schedule, Schedule) else self.schedule
         asked: dict[str, Any] = {"deterministic": self.deterministic, "tolerance": self.tolerance}
         return Lookup(self.problem, self.operation, self.layout, device, dtype, self.strict, given=given, **asked)
@@ -300,13 +303,6 @@ def autocast(*tensors: torch.Tensor) -> tuple[torch.Tensor, ...]:
         tensor.float() if tensor.dtype in _HALVES and torch.is_autocast_enabled(tensor.device.type) else tensor
         for tensor in tensors
     )
-
-
-def check_dtype(name: str, dtype: torch.dtype) -> None:
-    """Raise InputError for a dtype without kernels."""
-    if dtype not in (torch.float32, torch.float64):
-        hint = ", or call it under torch.autocast, which computes it in float32" if dtype in _HALVES else ""
-        raise InputError(f"{name} {dtype}; expected torch.float32 or torch.float64: convert to one of them{hint}")
 
 
 def or_default(device: torch.device | str | None, dtype: torch.dtype | None) -> tuple[torch.device, torch.dtype]:

@@ -295,15 +295,13 @@ def convolve_radial(
         edges_at_a_time = edges
     if edges_at_a_time is None:
         edges_at_a_time = max(1, PART_BYTES.get(x.device.type, 4 << 20) // row_bytes)
-    given = (x, y, hidden, matrix, sender, receiver, num_out)
-    if kernels is not None and operator is not None:
-        return radial_product(*given, operator, edges_at_a_time, product, fused=kernels)
-    # Kernels run on parts, so schedules are those for graphs of their size.
-    if type(edges) is int and edges > edges_at_a_time:
+    if kernels is None and type(edges) is int and edges > edges_at_a_time:
+        # Kernels run on parts, so schedules are those for graphs of their size.
         operator = module._operator_of(x, edges_at_a_time, max(1, num_out * edges_at_a_time // edges))
     elif operator is None:
         operator = module._operator_of(x, edges, num_out, receiver)
-    return radial_product(*given, operator, edges_at_a_time, product)
+    given = (x, y, hidden, matrix, sender, receiver, num_out)
+    return radial_product(*given, operator, edges_at_a_time, product, kernels)
 
 
 def has_room(device: torch.device, weights_bytes: int, trains: bool) -> bool:

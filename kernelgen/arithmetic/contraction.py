@@ -41,6 +41,7 @@ from kernelgen.arithmetic.contraction_couplings import (
     is_shared,
 )
 from kernelgen.arithmetic.directions import Direction
+from kernelgen.arithmetic.harmonics import Line, needed
 from kernelgen.problem.other_kinds import ContractionProblem
 
 
@@ -218,13 +219,6 @@ def _coupled(
 
 
 @dataclass
-class _Line:
-    target: str
-    text: str
-    reads: tuple[str, ...]
-
-
-@dataclass
 class CoupledWriter:
     """Writes the statements of one part.
 
@@ -234,7 +228,7 @@ class CoupledWriter:
 
     tangents: str
     wanted: frozenset[str]
-    lines: list[_Line] = field(default_factory=list, init=False)
+    lines: list[Line] = field(default_factory=list, init=False)
     known: set[str] = field(default_factory=set, init=False)
 
     def __post_init__(self) -> None:
@@ -247,17 +241,12 @@ class CoupledWriter:
             self.forward(joint)
             self.backward(joint)
         self.backward(values.sources)
-        return tuple(self._needed())
 
-    def _needed(self) -> Iterable[str]:
-        needed: set[str] = set()
-        kept: list[str] = []
-        for line in reversed(self.lines):
-            stem = _SUM.fullmatch(line.target)
-            if line.target in needed or (stem and stem[1] in self.wanted):
-                needed |= set(line.reads)
-                kept.append(line.text)
-        return reversed(kept)
+        def is_wanted(name: str) -> bool:
+            stem = _SUM.fullmatch(name)
+            return stem is not None and stem[1] in self.wanted
+
+        return tuple(text for _, _, text in needed(self.lines, is_wanted))
 
     def change(self, name: str) -> str:
         """The name of a value's change along the tangents, "" for none."""
@@ -276,7 +265,7 @@ class CoupledWriter:
         else:
             self.known.add(target)
             text = f"V {target} = {'-' if minus else ''}{text};"
-        self.lines.append(_Line(target, text, factors))
+        self.lines.append((target, factors, text))
 
     def forward(self, values: Iterable[Value]) -> None:
         """Values, and their changes."""

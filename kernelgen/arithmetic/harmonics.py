@@ -97,6 +97,21 @@ def expression(terms: Sequence[Term]) -> str:
     return text
 
 
+# A statement: the name that it sets or adds to, the names that it uses, and its text.
+Line = tuple[str, tuple[str, ...], str]
+
+
+def needed(lines: Sequence[Line], is_output: Callable[[str], object]) -> list[Line]:
+    """The statements that outputs depend on, in order."""
+    names: set[str] = set()
+    kept: list[Line] = []
+    for line in reversed(lines):
+        if line[0] in names or is_output(line[0]):
+            names.update(line[1])
+            kept.append(line)
+    return kept[::-1]
+
+
 class Statements:
     """Collects statements, each with the name it sets and the names it uses; :meth:`body` drops unused ones.
 
@@ -105,7 +120,7 @@ class Statements:
 
     def __init__(self, assigned: tuple[str, ...], added: tuple[str, ...]) -> None:
         self.assigned, self.added = assigned, added
-        self.lines: list[tuple[str, tuple[str, ...], str]] = []
+        self.lines: list[Line] = []
         self.known: dict[str, Term] = {}
 
     def line(self, name: str, terms: Iterable[Term], text: str) -> None:
@@ -143,13 +158,7 @@ class Statements:
 
     def body(self) -> Body:
         """The statements that outputs depend on, and the names that the caller must declare."""
-        needed: set[str] = set()
-        kept: list[tuple[str, tuple[str, ...], str]] = []
-        for name, used, text in reversed(self.lines):
-            if name in needed or name.startswith(self.assigned + self.added):
-                needed.update(used)
-                kept.append((name, used, text))
-        kept.reverse()
+        kept = needed(self.lines, lambda name: name.startswith(self.assigned + self.added))
         names = dict.fromkeys(name for name, _, _ in kept)
         reads = dict.fromkeys(name for _, used, _ in kept for name in used if name not in names)
         writes = tuple(name for name in names if name.startswith(self.assigned))

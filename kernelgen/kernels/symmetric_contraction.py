@@ -222,18 +222,13 @@ def contraction_plan(spec: ContractionSpec) -> ContractionPlan:
     else:
         assert isinstance(schedule, ContractionCudaSchedule)
         facts.check_threads(schedule.block_size, schedule.min_blocks)
-        plan = _check_zeros(plan, schedule)
+        if schedule.zeros == "inside" and facts.is_hip:
+            raise ScheduleError(f"zeros={schedule.zeros!r} {ORDER_OF_BLOCKS}")
+        if schedule.zeros == "inside" and not (plan.sums_weights and not plan.has_rows):
+            plan = with_knobs(plan, zeros="apart")
     if plan.sums_weights and (facts.backend == "cpu" or not plan.has_rows):
         return dataclasses.replace(plan, zeroed=frozenset({"w"}))
     return plan
-
-
-def _check_zeros(plan: ContractionPlan, schedule: ContractionCudaSchedule) -> ContractionPlan:
-    if schedule.zeros == "apart":
-        return plan
-    if plan.spec.facts.is_hip:
-        raise ScheduleError(f"zeros={schedule.zeros!r} {ORDER_OF_BLOCKS}")
-    return plan if plan.sums_weights and not plan.has_rows else with_knobs(plan, zeros="apart")
 
 
 def task_nodes(plan: ContractionPlan, nodes: int, registers: int) -> int:

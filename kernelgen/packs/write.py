@@ -30,7 +30,7 @@ import contextlib
 import json
 import os
 import zipfile
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -46,6 +46,7 @@ from kernelgen.arithmetic.directions import (
     DOUBLE_BACKWARD,
     FORWARD,
     OPERANDS,
+    Direction,
     backward,
     double_backward,
     forward,
@@ -120,11 +121,7 @@ def launches(operator: Any, call: Call, indices: tuple[str, ...]) -> list[Launch
 
 
 def _of_product(operator: Operator, call: Call, indices: tuple[str, ...]) -> Iterator[Launch]:
-    problem, direction = operator.problem, forward()
-    if call.op == "tp_backward":
-        direction = backward(call.outputs)
-    elif call.op == "tp_double_backward":
-        direction = double_backward(call.tangents, call.outputs)
+    problem, direction = operator.problem, _direction(call, forward(), backward, double_backward)
     for part in operator.parts(direction):
         by_index = {
             index: recipe_of(operator.spec(part, INDICES[index]), operator.is_conv)
@@ -144,6 +141,13 @@ def _of_product(operator: Operator, call: Call, indices: tuple[str, ...]) -> Ite
         plans = {index: one.plan for index, one in by_index.items() if one.plan is not None}
         permuted = {index: make_plan(one.permuted) for index, one in by_index.items() if one.permuted is not None}
         yield Launch(facts, plans, permuted)
+
+
+def _direction(call: Call, value: Direction, first: Callable[..., Any], second: Callable[..., Any]) -> Any:
+    """The direction of a call, of its kind's own; first, second: by outputs, and by tangents and outputs."""
+    if call.op.endswith("_double_backward"):
+        return second(call.tangents, call.outputs)
+    return first(call.outputs) if call.op.endswith("_backward") else value
 
 
 def _of_harmonics(operator: HarmonicsOperator, call: Call) -> Launch:
@@ -168,12 +172,7 @@ def _of_radial(operator: FusedRadial, call: Call, indices: tuple[str, ...]) -> L
 
 
 def _of_contraction(operator: ContractionOperator, call: Call, indices: tuple[str, ...]) -> Launch:
-    if call.op == "sc_forward":
-        direction = CONTRACTION
-    elif call.op == "sc_backward":
-        direction = contraction_backward(call.outputs)
-    else:
-        direction = contraction_double_backward(call.tangents, call.outputs)
+    direction = _direction(call, CONTRACTION, contraction_backward, contraction_double_backward)
     if "w" in direction.outputs:
         raise UnsupportedError(
             "gradients of a contraction's weights are not for packs: call model.requires_grad_(False) before exporting"
