@@ -66,11 +66,11 @@ from pathlib import Path
 
 import autotune
 import kernelgen
+from autotune.bench.rows import SuiteRow
 from autotune.compare.peers import peer_names
 from autotune.database.entry import CHOICES
 from autotune.measure.kinds import measured_kind, space_of
 from autotune.report.rows import GROUPS
-from autotune.bench.rows import SuiteRow
 from autotune.workload.config import load_config
 from autotune.workload.config import find_problem
 from autotune.workload.workload import GraphClass
