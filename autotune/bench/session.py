@@ -82,7 +82,7 @@ def answers(
     """A method, or a function of a session, whose failure is an answer too, and leaves the memory free for others."""
 
     @functools.wraps(method)
-    def answer(session: ModelSession, *given: Given.args, **named: Given.kwargs) -> Cell:
+    def answer(session: ModelSession, /, *given: Given.args, **named: Given.kwargs) -> Cell:
         from autotune.measure.trial import device_is_lost
 
         if session.error:
@@ -374,7 +374,7 @@ def profile(step: Callable[[], object], device: str) -> dict[str, Any]:
     """
     if torch.device(device).type != "cuda":
         return {}
-    from torch.autograd import DeviceType
+    from torch.autograd import DeviceType  # type: ignore[attr-defined]
     from torch.profiler import ProfilerActivity
 
     os.environ.setdefault("TEARDOWN_CUPTI", "1")  # read when a profile ends

@@ -54,10 +54,11 @@ from autotune.bench.session import (
 )
 from autotune.database.maintenance import now_text
 from autotune.errors import ConfigError, PeerError, WorkerError
+from autotune.measure.timing import timed
 from autotune.measure.trial import is_out_of_memory
 from autotune.measure.worker import Worker
 from autotune.models.package import Package
-from autotune.models.whole_model import PACKAGES, RATTLED, find_atoms, open_model, package_named, published_models
+from autotune.models.whole_model import RATTLED, find_atoms, open_model, package_named, published_models
 from autotune.text import DEFAULT, MISSING, STOCK, TF32, count, is_ours, path_and_form, path_name, ratio_text, time_text
 from autotune.workload.graphs import Bulk
 from kernelgen.device import DeviceFacts, device_facts
@@ -130,12 +131,13 @@ def models_named(names: Sequence[str], say: Callable[[str], None]) -> list[str]:
     if names:
         return list(names)
     known, missing = published_models(), {}
-    for package in PACKAGES:
+    packages = [package_named(name) for name in dict.fromkeys(model.package for model in known.values())]
+    for package in packages:
         try:
             package.require()
         except ConfigError as error:
             missing[package.name] = str(error)
-    if len(missing) == len(PACKAGES):
+    if len(missing) == len(packages):
         raise ConfigError("; ".join(missing.values()))
     for reason in missing.values():
         say(f"left out: {reason}")
@@ -406,7 +408,7 @@ def step_on_crystal(session: ModelSession, repeats: Repeats) -> Cell:
 
     measuring.warm_up(step, session.device, 1, 0.0)
     peak = measuring.peak_mib(step, session.device)
-    seconds = measuring.timed(step, session.device)
+    seconds = timed(step, session.device)
     _require_alike(forces[0])
     figures: Cell = {"atoms": len(atoms), "edges": int(session.model.edges(inputs).shape[1])}
     figures |= {} if peak is None else {"peak_mib": peak}

@@ -258,7 +258,7 @@ class Certificate:
         known = ", ".join(f"{found['path']} in {found['dtype']}" for found in self.record["paths"])
         raise InputError(f"the certificate has no path {path!r} in {dtype!r}; it has {known}")
 
-    def save(self, path: str | os.PathLike) -> Path:
+    def save(self, path: str | os.PathLike[str]) -> Path:
         """Write the record as JSON."""
         text = json.dumps(self.record, indent=1, ensure_ascii=False, allow_nan=False)
         replace_file(Path(path), text + "\n")

@@ -474,7 +474,7 @@ def of_contender(
     """A method about one contender, whose exception becomes its error; the memory that it took is freed."""
 
     @functools.wraps(method)
-    def answer(session: ComparisonSession, name: str, *given: Given.args, **named: Given.kwargs) -> Answer:
+    def answer(session: ComparisonSession, name: str, /, *given: Given.args, **named: Given.kwargs) -> Answer:
         try:
             return method(session, name, *given, **named)
         except Exception as error:

@@ -188,7 +188,7 @@ class _Notes:
         self.lock = threading.Lock()
         # By id, which also keeps it from being used again.
         self.operators: dict[int, Any] = {}
-        self.runs: dict[tuple, tuple[Any, Any]] = {}
+        self.runs: dict[tuple[Any, ...], tuple[Any, Any]] = {}
         self.timer: threading.Timer | None = None
         # Those that wait or write; a slow one may still write when the next is started.
         self.threads: list[threading.Timer] = []
@@ -241,7 +241,7 @@ class _Notes:
             thread.join()
 
 
-def _keep(runs: dict[tuple, tuple[Any, Any]]) -> None:
+def _keep(runs: dict[tuple[Any, ...], tuple[Any, Any]]) -> None:
     found: dict[str, dict[Any, Request]] = {}
     for (_, _, num_edges, num_nodes), (operator, direction) in runs.items():
         of_device = found.setdefault(str(operator.device), {})

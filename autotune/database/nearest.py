@@ -35,7 +35,7 @@ from kernelgen.problem.product import TensorProductProblem, shape_of
 def by_nearness(query: Query, entries: Iterable[Entry]) -> list[Entry]:
     """Same layout first, then the nearest graph class, the larger graph, the problem itself; ties break by text."""
 
-    def rank(entry: Entry) -> tuple:
+    def rank(entry: Entry) -> tuple[Any, ...]:
         kind = entry.parsed_graph_class
         distance = 0.0 if query.graph_class is None else float(query.graph_class.distance(kind))
         other, texts = entry.problem != query.spec.problem.key, (entry.graph_class, entry.layout, entry.problem)
@@ -189,7 +189,7 @@ class Query:
         return self.met[key]
 
 
-def nearest_values(knobs: Mapping[str, tuple], default: Knobs, schedule: Knobs) -> dict[str, Any]:
+def nearest_values(knobs: Mapping[str, tuple[Any, ...]], default: Knobs, schedule: Knobs) -> dict[str, Any]:
     """The choice of every knob that is nearest to a schedule's; the default's where none is near."""
     values = {}
     for knob, choices in knobs.items():
@@ -285,16 +285,16 @@ FINE_GROUPS = 3
 # Edges of a run, besides, where a run's end costs more: it cuts a row.
 LONGER_RUNS = (64, 128)
 # Choices for every CUDA kernel.
-BLOCKS: dict[str, tuple] = {"block_size": (32, 64, 128, 256, 512), "min_blocks": (0, 1, 2, 3, 4, 6, 8)}
+BLOCKS: dict[str, tuple[Any, ...]] = {"block_size": (32, 64, 128, 256, 512), "min_blocks": (0, 1, 2, 3, 4, 6, 8)}
 
 
-def product_knobs(spec: Spec, num_edges: int | None, skewed: bool = False) -> dict[str, tuple]:
+def product_knobs(spec: Spec, num_edges: int | None, skewed: bool = False) -> dict[str, tuple[Any, ...]]:
     """Choices for a channelwise product; they include the values of ``spec``'s schedule.
 
     skewed: a GPU would wait for the graph's longest node, so that workers take long runs of edges.
     """
     problem, facts, conv = spec.problem, spec.facts, spec.operation == "conv"
-    knobs: dict[str, tuple] = {}
+    knobs: dict[str, tuple[Any, ...]] = {}
     owners = ("owners",) if _has_owners(spec, num_edges) else ()
     if conv:
         knobs["accumulate"] = ("registers", "atomics", *owners)
@@ -330,11 +330,11 @@ def product_knobs(spec: Spec, num_edges: int | None, skewed: bool = False) -> di
     return knobs
 
 
-def pair_knobs(spec: Spec) -> dict[str, tuple]:
+def pair_knobs(spec: Spec) -> dict[str, tuple[Any, ...]]:
     """Choices for an edge-by-edge kernel of pairs: teams per edge, warp and multiprocessor, or threads on a CPU."""
     if spec.facts.backend == "cpu":
         return {"threads": threads_of(spec.facts)}
-    knobs: dict[str, tuple] = {**BLOCKS, "edges_per_warp": (1, 2, 4, 8)}
+    knobs: dict[str, tuple[Any, ...]] = {**BLOCKS, "edges_per_warp": (1, 2, 4, 8)}
     if not spec.deterministic:
         knobs["path_groups"] = tuple(n for n in (1, 2, 4, 8) if n <= max(1, len(pair_paths(spec.problem))))
     return knobs
@@ -377,7 +377,7 @@ def _multiplicities(problem: TensorProductProblem) -> list[int]:
     return sorted({path.mul for path in problem.paths}) or [1]
 
 
-def _host_knobs(spec: Spec) -> dict[str, tuple]:
+def _host_knobs(spec: Spec) -> dict[str, tuple[Any, ...]]:
     """Channel blocks of half a machine vector to four, none wider than the channels; threads."""
     lanes = spec.facts.vector_bytes // BYTES[spec.dtype]
     widest = max(4, 2 * power_of_two_at_most(_multiplicities(spec.problem)[-1]) - 1)
@@ -385,7 +385,7 @@ def _host_knobs(spec: Spec) -> dict[str, tuple]:
     return {"channel_block": tuple(blocks) or (4,), "threads": threads_of(spec.facts)}
 
 
-def _cuda_knobs(problem: TensorProductProblem, small: bool) -> dict[str, tuple]:
+def _cuda_knobs(problem: TensorProductProblem, small: bool) -> dict[str, tuple[Any, ...]]:
     """Teams of a quarter of the fewest channels to twice the most; channels per lane that divide every multiplicity.
 
     A small team with four channels per lane reads a quarter of the edge values from shared memory. With one channel per

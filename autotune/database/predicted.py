@@ -239,7 +239,7 @@ def pool_of(spec: Spec, graph_class: GraphClass, winners: Iterable[CudaSchedule]
     return [schedule for schedule in found if isinstance(schedule, CudaSchedule)]
 
 
-def with_other_groups(knobs: Mapping[str, tuple], spec: Spec, schedules: Iterable[Any]) -> Iterator[Any]:
+def with_other_groups(knobs: Mapping[str, tuple[Any, ...]], spec: Spec, schedules: Iterable[Any]) -> Iterator[Any]:
     """Schedules of a channelwise product with all counts of path groups up to slightly more than one an input block."""
     counts = [count for count in knobs["path_groups"] if count <= len(spec.problem.in1) + FINE_GROUPS]
     return (dataclasses.replace(each, path_groups=count) for each in schedules for count in counts)

@@ -192,7 +192,7 @@ class Reference:
         pieces: dict[str, list[torch.Tensor]] = {slot: [] for slot in direction.outputs if slot in "yw"}
         size = max(1, CHUNK_ELEMENTS[self.device.type] // max(1, self._widest()))
         # TorchScript would profile and fuse e3nn's code in the first calls, which takes far longer than the calls.
-        with torch.jit.optimized_execution(False):
+        with torch.jit.optimized_execution(False):  # type: ignore[attr-defined]
             for chunk in torch.arange(len(self.edges), device=self.device).split(size):
                 for slot, value in self._chunk(direction, chunk).items():
                     if slot in sums:

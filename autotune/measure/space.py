@@ -44,11 +44,11 @@ class Space:
     """
 
     spec: Any
-    knobs: Mapping[str, tuple]
+    knobs: Mapping[str, tuple[Any, ...]]
     probes: tuple[Knobs, ...] = ()
 
     @classmethod
-    def of(cls, spec: Any, knobs: Mapping[str, tuple], *probing: Callable[[Space], Iterable[Knobs]]) -> Space:
+    def of(cls, spec: Any, knobs: Mapping[str, tuple[Any, ...]], *probing: Callable[[Space], Iterable[Knobs]]) -> Space:
         """With the probes that these functions give for the space."""
         space = cls(spec, MappingProxyType({**knobs}))
         return dataclasses.replace(space, probes=tuple(probe for each in probing for probe in each(space)))
@@ -76,7 +76,7 @@ class Space:
         inside = all(value in self.knobs[knob] for knob, value in values.items())
         return values if inside and self.schedule(values) == schedule else None
 
-    def restricted(self, choices: Mapping[str, Sequence]) -> Space:
+    def restricted(self, choices: Mapping[str, Sequence[Any]]) -> Space:
         """The space with some knobs limited to these values; the default schedule's values always stay."""
         knobs = dict(self.knobs)
         for knob, allowed in choices.items():
@@ -177,7 +177,7 @@ def contraction_space(spec: Any, num_nodes: int) -> Space:
     """The choices that make a kernel of their own. num_nodes: no task takes twice as many nodes as there are."""
     default, facts = spec.schedule, spec.facts
     plan = contraction_plan(spec)
-    knobs: dict[str, tuple] = {**default.choices}
+    knobs: dict[str, tuple[Any, ...]] = {**default.choices}
     knobs["nodes_per_task"] = tuple(n for n in knobs["nodes_per_task"] if n < 2 * num_nodes)
     walks = (dataclasses.replace(default, gradients=gradients) for gradients in knobs["gradients"])
     if len({contraction_plan(dataclasses.replace(spec, schedule=schedule)).parts for schedule in walks}) == 1:

@@ -322,7 +322,7 @@ def _end(process: BaseProcess) -> str:
     return f"was ended by {signal.Signals(-code).name}" if code < 0 else f"failed (exit code {code}, see above)"
 
 
-def _work(work: Callable[..., None], device: str, name: str, arguments: tuple) -> None:
+def _work(work: Callable[..., None], device: str, name: str, arguments: tuple[Any, ...]) -> None:
     # A new process group: the terminal's Ctrl-C reaches the parent alone, which forwards it once.
     os.setpgrp()
     end_with_parent()

@@ -65,7 +65,7 @@ def compile_energies(
     energies: Energies,
     cutoff: float,
     elements: Sequence[str],
-    path: str | os.PathLike,
+    path: str | os.PathLike[str],
     *,
     device: torch.device | str = "cpu",
     size: tuple[int, int] = TYPICAL_SIZE,

@@ -157,7 +157,7 @@ class NeighborList:
     def __deepcopy__(self, memo: Any) -> NeighborList:
         return NeighborList(self.cutoff, self.device, self.skin)
 
-    def __reduce__(self) -> tuple:
+    def __reduce__(self) -> tuple[Any, ...]:
         return NeighborList, (self.cutoff, self.device, self.skin)
 
 

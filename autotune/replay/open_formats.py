@@ -78,7 +78,7 @@ def t1_of(study: StudyFile) -> dict[str, Any] | None:
     """
     if study.device.get("backend") != "cuda":
         return None
-    choices: dict[str, tuple] = {}
+    choices: dict[str, tuple[Any, ...]] = {}
     for line in study.lines:
         try:
             choices = kernel_kind(study.facts["operation"]).read(line["schedule"]).choices

@@ -449,7 +449,7 @@ STYLE = {
 }
 
 
-def style() -> contextlib.AbstractContextManager:
+def style() -> contextlib.AbstractContextManager[Any]:
     """The context for making figures: ``with style(): ...``."""
     return matplotlib.rc_context(STYLE)
 

@@ -207,7 +207,7 @@ def config_lines(row: SuiteRow) -> list[str]:
 # The devices of a results folder: a line per device, then what several of them measured.
 
 
-def devices(every: Sequence[DeviceRows], here: str) -> dict[str, Sequence] | None:
+def devices(every: Sequence[DeviceRows], here: str) -> dict[str, Sequence[Any]] | None:
     """None unless several devices have rows. ``here``: the slug of the page's device, which comes first.
 
     models, kernels: what several of them measured, (what it is, a row per device in their order or None).
@@ -240,8 +240,11 @@ def devices(every: Sequence[DeviceRows], here: str) -> dict[str, Sequence] | Non
 
 
 def _shared(
-    every: Sequence[DeviceRows], rows_of: Callable, key: Callable[[Any], tuple[str, ...]], size: Callable[[Any], float]
-) -> Iterator[tuple[tuple[str, ...], tuple]]:
+    every: Sequence[DeviceRows],
+    rows_of: Callable[..., Any],
+    key: Callable[[Any], tuple[str, ...]],
+    size: Callable[[Any], float],
+) -> Iterator[tuple[tuple[str, ...], tuple[Any, ...]]]:
     """What at least two devices measured, a line a key: of each device the row of the largest size."""
     by_device = [{key(row): row for row in sorted(reversed(rows_of(rows)), key=size)} for rows in every]
     for shared in dict.fromkeys(key for rows in by_device for key in rows):

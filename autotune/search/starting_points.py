@@ -68,7 +68,7 @@ def starting_points(
         and is_alike(spec, graph_class, entry)
     ]
 
-    def rank(entry: Entry) -> tuple:
+    def rank(entry: Entry) -> tuple[Any, ...]:
         return (
             entry.direction != spec.direction.name,
             entry.deterministic != spec.deterministic,
@@ -135,7 +135,7 @@ def untried_forms(space: Space, ranked: Sequence[Knobs]) -> list[Knobs]:
     that are not numbers, and ``min_blocks`` 1, which allows most registers. They rarely win with the default's other
     knobs.
     """
-    new: dict[str, list] = {}
+    new: dict[str, list[Any]] = {}
     for knob, choices in space.knobs.items() if ranked else ():
         known = {getattr(schedule, knob) for schedule in ranked}
         forms = (value for value in choices if isinstance(value, str | bool) or (knob, value) == ("min_blocks", 1))

@@ -233,7 +233,7 @@ def workloads_for(needs: Iterable[Need], graph: str) -> tuple[Workload, ...]:
     Convolutions and contractions come first: they take most of a model's time, and a run may end before the last
     workload.
     """
-    grouped: dict[tuple, list[Need]] = {}
+    grouped: dict[tuple[Any, ...], list[Need]] = {}
     for need in needs:
         if need.why_left:
             asked = need.request

@@ -396,7 +396,7 @@ def workloads_of(
     """
     graphs = load_graphs()
 
-    def kind(entry: Entry) -> tuple:
+    def kind(entry: Entry) -> tuple[Any, ...]:
         return (*entry.identity[:2], *entry.identity[3:], entry.graph["name"])
 
     for _, group in itertools.groupby(sorted(entries, key=kind), key=kind):

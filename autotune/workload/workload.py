@@ -161,7 +161,7 @@ def moved_bytes(workload: Workload, which: str) -> int:
 #
 # They become checked :class:`Restriction` values. Knobs that are not named keep all their values.
 
-Choices = Mapping[str, tuple]
+Choices = Mapping[str, tuple[Any, ...]]
 
 
 @dataclass(frozen=True)
@@ -171,7 +171,7 @@ class Restriction:
     common: Choices
     by_direction: Mapping[str, Choices] = field(default_factory=dict)
 
-    def choices(self, direction: str) -> dict[str, tuple]:
+    def choices(self, direction: str) -> dict[str, tuple[Any, ...]]:
         return {**self.common, **self.by_direction.get(direction, {})}
 
 
@@ -195,7 +195,7 @@ def restrictions_from(tables: Any) -> dict[str, Restriction]:
     return found
 
 
-def _choices(what: str, kind: type[Schedule], table: Mapping[str, Any]) -> dict[str, tuple]:
+def _choices(what: str, kind: type[Schedule], table: Mapping[str, Any]) -> dict[str, tuple[Any, ...]]:
     known = [knob for knob in kind.choices if knob != "fuse"]
     for knob, values in table.items():
         check_known("knob", knob, known, f"{what}: ")

@@ -23,7 +23,7 @@ from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import filelock
 import platformdirs
@@ -227,7 +227,7 @@ def publish(
     binary: bytes,
     source_name: str,
     source: str,
-    resources: dict,
+    resources: dict[Any, Any],
     check: Callable[[Path], None] | None = None,
 ) -> Binary:
     """Store a compiled kernel. If several processes store the same key, one entry stays.

@@ -23,8 +23,8 @@ from pathlib import Path
 from typing import Any
 
 from kernelgen.compile.job import COMPILE_LIMIT_S, Job, debug_level, is_whole, run, section, shortened, workspace
-from kernelgen.device import processor_lines
 from kernelgen.errors import CacheError, CompileError, InputError, ToolMissingError, cause_of
+from kernelgen.files import processor_lines
 from kernelgen.kernels.source import Source
 
 VERSION_LIMIT_S = 30.0

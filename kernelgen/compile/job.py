@@ -153,7 +153,7 @@ def run(command: Sequence[str], limit_s: float, folder: Path | None = None) -> s
 def _watched(group: int, folder: Path | None) -> Iterator[None]:
     """Meanwhile a shell waits for the end of this process, to end that group of processes and remove the folder."""
     ours, theirs = None, None
-    watcher: subprocess.Popen | None = None
+    watcher: subprocess.Popen[bytes] | None = None
     with suppress(OSError):  # without a shell nobody watches
         theirs, ours = os.pipe()
         watcher = subprocess.Popen(

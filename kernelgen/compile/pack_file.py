@@ -110,7 +110,7 @@ def read_plain(path: Path) -> bytes:
 class PackFile:
     """An open pack. ``index``: see the file's docstring."""
 
-    def __init__(self, path: str | os.PathLike) -> None:
+    def __init__(self, path: str | os.PathLike[str]) -> None:
         self.path = Path(path)
         data = self._read()
         if len(data) < _HEAD or data[:8] != _MAGIC:
@@ -179,7 +179,7 @@ class PackFile:
             return self._binaries[key]
 
 
-def load_pack(path: str | os.PathLike) -> PackFile:
+def load_pack(path: str | os.PathLike[str]) -> PackFile:
     """Use the kernels of a pack in this process, before the cache and the compiler.
 
     Raises PackError if the file is no pack, is damaged, or is for other processors.

@@ -24,12 +24,12 @@ class Knobs:
     """Base of all schedules: each knob has one of its ``choices``."""
 
     backend: ClassVar[str] = ""
-    choices: ClassVar[dict[str, tuple]] = {}
+    choices: ClassVar[dict[str, tuple[Any, ...]]] = {}
     # Knobs added later. Texts omit them at their default value, so that older records and kernels stay valid.
     younger: ClassVar[tuple[str, ...]] = ()
 
     # The choices with their types: 1 is no True, and 4.0 no 4.
-    _typed: ClassVar[dict[str, frozenset]] = {}
+    _typed: ClassVar[dict[str, frozenset[Any]]] = {}
 
     def __init_subclass__(cls) -> None:
         super().__init_subclass__()

@@ -10,7 +10,7 @@ import dataclasses
 import functools
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import ClassVar
+from typing import Any, ClassVar
 
 from kernelgen.arithmetic.directions import BACKWARD, FORWARD, HarmonicsDirection
 from kernelgen.arithmetic.harmonics import Body, harmonics_body
@@ -47,7 +47,7 @@ class HarmonicsCudaSchedule(HarmonicsSchedule):
     stages: int = 1
 
     backend: ClassVar[str] = "cuda"
-    choices: ClassVar[dict[str, tuple]] = {
+    choices: ClassVar[dict[str, tuple[Any, ...]]] = {
         "block_size": (32, 64, 128, 256, 512),
         "staging": ("none", "vectors", "ahead"),
         "min_blocks": (0, 1, 2, 3, 4, 6, 8, 12, 16),
@@ -71,7 +71,7 @@ class HarmonicsHostSchedule(HarmonicsSchedule):
     threads: int = 0
 
     backend: ClassVar[str] = "cpu"
-    choices: ClassVar[dict[str, tuple]] = {
+    choices: ClassVar[dict[str, tuple[Any, ...]]] = {
         "block_size": (16, 32, 64, 128, 256),
         "threads": tuple(range(0, 257)),
     }
@@ -115,7 +115,7 @@ class VectorSchedule(Knobs):
 
     harmonics: str = "inside"
 
-    choices: ClassVar[dict[str, tuple]] = {"harmonics": ("inside", "apart", "unfused")}
+    choices: ClassVar[dict[str, tuple[Any, ...]]] = {"harmonics": ("inside", "apart", "unfused")}
 
 
 @dataclass(frozen=True)

@@ -9,7 +9,7 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
-from typing import ClassVar
+from typing import Any, ClassVar
 
 from kernelgen.arithmetic.contraction import ContractionDirection, Part, contraction_parts
 from kernelgen.arithmetic.contraction_couplings import polynomials
@@ -70,7 +70,7 @@ class ContractionCudaSchedule(ContractionSchedule):
     zeros: str = "apart"
 
     backend: ClassVar[str] = "cuda"
-    choices: ClassVar[dict[str, tuple]] = {
+    choices: ClassVar[dict[str, tuple[Any, ...]]] = {
         "nodes_per_task": (0, 1, 2, 4, 8, 16, 32, 64),
         "order": ("given", "element"),
         "gradients": ("together", "apart"),
@@ -101,7 +101,7 @@ class ContractionHostSchedule(ContractionSchedule):
     threads: int = 0
 
     backend: ClassVar[str] = "cpu"
-    choices: ClassVar[dict[str, tuple]] = {
+    choices: ClassVar[dict[str, tuple[Any, ...]]] = {
         "nodes_per_task": (1, 2, 4, 8, 16, 32, 64),
         "order": ("given", "element"),
         "gradients": ("together", "apart"),

@@ -69,7 +69,7 @@ def product(
     return operator.run_on(graph, forward(), (x, None, y, None, w, None, None, None))["g"]
 
 
-def edges_of(graph: Graph) -> tuple:
+def edges_of(graph: Graph) -> tuple[Any, ...]:
     """A graph as arguments of the ops."""
     return graph.sender, graph.receiver, *graph.order, graph.num_out
 
@@ -149,7 +149,9 @@ class _Backward(torch.autograd.Function):
         return (*found, *(None,) * 5)
 
 
-def _second(primal: tuple, tangents: tuple[Maybe, ...], outputs: str, graph: Graph, operator: DirectCalls) -> tuple:
+def _second(
+    primal: tuple[Any, ...], tangents: tuple[Maybe, ...], outputs: str, graph: Graph, operator: DirectCalls
+) -> tuple[Any, ...]:
     """:func:`second_gradients` by slot, None for those that are not in ``outputs``; recorded if they may be needed."""
     if torch.is_grad_enabled():
         return _Second.apply(*primal, *tangents, outputs, graph, operator)
@@ -175,7 +177,7 @@ class _Second(torch.autograd.Function):
         return tuple(found.get(slot) for slot in "xywg")
 
     @staticmethod
-    def backward(ctx: Any, *cotangents: Maybe) -> tuple:
+    def backward(ctx: Any, *cotangents: Maybe) -> tuple[Any, ...]:
         if used_slots(ctx, "xywg"):
             return PRODUCT.no_third_derivative()
         given, wanted = PRODUCT.present(cotangents), used_slots(ctx, ctx.along, first=4)
@@ -221,7 +223,7 @@ def _saves_passes(operator: DirectCalls, given: str, wanted: str) -> bool:
 
 
 def _joint_gradients(
-    operator: DirectCalls, graph: Graph, xyw: tuple[Tensor, ...], g: Maybe, left: list, wanted: str
+    operator: DirectCalls, graph: Graph, xyw: tuple[Tensor, ...], g: Maybe, left: list[Any], wanted: str
 ) -> tuple[Maybe, ...]:
     """Gradients of the value, and those for the cotangents that first gradients left; not differentiable further."""
     found: dict[str, Tensor] = {}
@@ -233,7 +235,7 @@ def _joint_gradients(
     return tuple(found.get(slot) for slot in "xyw")
 
 
-def leave(pending: dict[int, list], cotangents: tuple) -> None:
+def leave(pending: dict[int, list[Any]], cotangents: tuple[Any, ...]) -> None:
     """Leave something for the value's node in this pass of autograd."""
     task = torch._C._current_graph_task_id()
     if len(pending) >= _KEPT_PASSES and task not in pending:
@@ -241,7 +243,7 @@ def leave(pending: dict[int, list], cotangents: tuple) -> None:
     pending.setdefault(task, []).append(cotangents)
 
 
-def left_in(pending: dict[int, list]) -> list:
+def left_in(pending: dict[int, list[Any]]) -> list[Any]:
     """What was left in this pass."""
     return pending.pop(torch._C._current_graph_task_id(), []) if pending else []
 
@@ -299,7 +301,7 @@ def _fake_order(nodes: Tensor, num_out: int, count: int, end: str, spec: str) ->
     return nodes.new_empty((count, 3), dtype=torch.int32), nodes.new_empty(nodes.shape, dtype=torch.int32)
 
 
-def _rows_of_orders(info: Any, in_dims: tuple, nodes: Tensor, *rest: Any) -> tuple:
+def _rows_of_orders(info: Any, in_dims: tuple[Any, ...], nodes: Tensor, *rest: Any) -> tuple[Any, ...]:
     orders = [order_for_size(one, *rest) for one in nodes.unbind(in_dims[0])]
     return tuple(map(torch.stack, zip(*orders, strict=True))), (0, 0)
 

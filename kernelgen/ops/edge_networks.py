@@ -174,7 +174,7 @@ class _Silu(torch.autograd.Function):
 
 class _SiluGradient(torch.autograd.Function):
     @staticmethod
-    def forward(ctx: Any, gradient: Tensor, x: Tensor, link: Maybe, pending: dict[int, list] | None) -> Tensor:
+    def forward(ctx: Any, gradient: Tensor, x: Tensor, link: Maybe, pending: dict[int, list[Any]] | None) -> Tensor:
         ctx.save_for_backward(gradient, x)
         ctx.pending = pending
         return torch.ops.aten.silu_backward.default(gradient, x)

@@ -66,21 +66,21 @@ class Signature:
             return outputs if tangents else ""
         return "".join(slot for slot in outputs if tangents.replace(slot, ""))
 
-    def backward(self, primal: tuple, rest: tuple, outputs: str, text: str) -> tuple[Maybe, ...]:
+    def backward(self, primal: tuple[Any, ...], rest: tuple[Any, ...], outputs: str, text: str) -> tuple[Maybe, ...]:
         """First gradients by the op: by slot, None for those that ``outputs`` does not name. primal: inputs and g."""
         if len(self.slots) == 1:  # which needs no outputs
             return (call(f"{self.name}_backward", *primal, *rest, text),)
         return only(call(f"{self.name}_backward", *primal, *rest, outputs, text), self.slots, outputs)
 
     def double_backward(
-        self, primal: tuple, tangents: tuple[Maybe, ...], rest: tuple, outputs: str, text: str
+        self, primal: tuple[Any, ...], tangents: tuple[Maybe, ...], rest: tuple[Any, ...], outputs: str, text: str
     ) -> tuple[Maybe, ...]:
         """The same of second gradients, by the slots of inputs and g."""
         found = call(f"{self.name}_double_backward", *primal, *tangents, *rest, outputs, text)
         return only(found, self.slots + "g", outputs)
 
     def along_tangents(
-        self, primal: tuple, tangents: tuple[Maybe, ...], rest: tuple, outputs: str, text: str
+        self, primal: tuple[Any, ...], tangents: tuple[Maybe, ...], rest: tuple[Any, ...], outputs: str, text: str
     ) -> tuple[Maybe, ...]:
         """F's Hessian times tangents of inputs and g (None: zero), by the ops, so that torch differentiates it."""
         *of_inputs, of_g = tangents
@@ -97,7 +97,7 @@ class Signature:
         """The slots of the given tangents (of the inputs and perhaps g) that are not None."""
         return "".join(slot for slot, t in zip(self.slots + "g", tangents, strict=False) if t is not None)
 
-    def no_third_derivative(self, *_: Any) -> tuple:
+    def no_third_derivative(self, *_: Any) -> tuple[Any, ...]:
         """Refuse the gradient of second derivatives."""
         raise UnsupportedError(
             f"third derivatives of {self.noun} are not generated, {HESSIAN_PRODUCTS}; detach the second derivatives, "
@@ -137,7 +137,7 @@ class DifferentiableOperator(RegisteredOperator, Differentiable):
     dim_out: int
     row_slots: str = ""
 
-    def sizes(self, inputs: tuple, rest: tuple) -> tuple[int, int]:
+    def sizes(self, inputs: tuple[Any, ...], rest: tuple[Any, ...]) -> tuple[int, int]:
         """The size of a call: rows, such as edges, and rows of the value."""
         return inputs[0].shape[0], inputs[0].shape[0]
 
@@ -157,7 +157,9 @@ def differentiable(operator: Differentiable, *arguments: Tensor) -> Tensor:
 _REQUIRES_GRAD, _IS_NONE = attrgetter("requires_grad"), functools.partial(is_, None)
 
 
-def gradients(operator: Differentiable, inputs: tuple, g: Tensor, rest: tuple, outputs: str) -> tuple[Maybe, ...]:
+def gradients(
+    operator: Differentiable, inputs: tuple[Any, ...], g: Tensor, rest: tuple[Any, ...], outputs: str
+) -> tuple[Maybe, ...]:
     """First gradients by slot in a backward pass, differentiable once."""
     if is_transforming(g):
         return operator.signature.backward((*inputs, g), rest, outputs, operator.text)
@@ -168,7 +170,7 @@ def gradients(operator: Differentiable, inputs: tuple, g: Tensor, rest: tuple, o
 
 
 def second_gradients(
-    operator: Differentiable, primal: tuple, tangents: tuple[Maybe, ...], rest: tuple, outputs: str
+    operator: Differentiable, primal: tuple[Any, ...], tangents: tuple[Maybe, ...], rest: tuple[Any, ...], outputs: str
 ) -> tuple[Maybe, ...]:
     """Second gradients by the slots of inputs and g, along tangents of inputs, differentiable by what is linear."""
     if is_transforming(*tangents):
@@ -252,7 +254,7 @@ class _Arguments(NamedTuple):
 
     primal: tuple[Tensor, ...]
     tangents: tuple[Maybe, ...]
-    rest: tuple
+    rest: tuple[Any, ...]
     outputs: str
     text: str
 
@@ -301,18 +303,20 @@ class _Op:
         likes = zip(self.results, given.primal, strict=False)
         return _one_or_all(tuple(like.new_empty(like.shape if slot in given.outputs else (0,)) for slot, like in likes))
 
-    def new_value(self, new: Callable[..., Tensor], inputs: tuple, rest: tuple, text: str) -> Tensor:
+    def new_value(
+        self, new: Callable[..., Tensor], inputs: tuple[Any, ...], rest: tuple[Any, ...], text: str
+    ) -> Tensor:
         """A tensor of the value's shape."""
         operator = resolve(text)
         return new(inputs[0], (operator.sizes(inputs, rest)[1], operator.dim_out))
 
-    def split(self, arguments: tuple) -> _Arguments:
+    def split(self, arguments: tuple[Any, ...]) -> _Arguments:
         first, last = len(self.primal), -2 if self.has_outputs else -1
         second = first + len(self.tangents)
         outputs = arguments[-2] if self.has_outputs else self.results
         return _Arguments(arguments[:first], arguments[first:second], arguments[second:last], outputs, arguments[-1])
 
-    def setup(self, ctx: Any, inputs: tuple, output: Any) -> None:
+    def setup(self, ctx: Any, inputs: tuple[Any, ...], output: Any) -> None:
         # Cotangents and tangents that are zero must arrive as None, so that kernels omit them.
         ctx.set_materialize_grads(False)
         primal, tangents, rest, ctx.outputs, ctx.text = self.split(inputs)
@@ -321,7 +325,7 @@ class _Op:
         if tangents:
             ctx.along = self.signature.present(tangents)
 
-    def kept(self, ctx: Any) -> tuple[tuple[Tensor, ...], tuple]:
+    def kept(self, ctx: Any) -> tuple[tuple[Tensor, ...], tuple[Any, ...]]:
         """The primal tensors and the rest of :meth:`setup`."""
         saved, count = ctx.saved_tensors, len(self.primal)
         return saved[:count], (*saved[count:], *ctx.rest)
@@ -330,7 +334,7 @@ class _Op:
         """Gradients of the first arguments, and None for the others."""
         return (*found, *(None,) * (self.count - len(found)))
 
-    def rows(self, arguments: tuple, in_dims: tuple[int | None, ...]) -> tuple[int, ...] | None:
+    def rows(self, arguments: tuple[Any, ...], in_dims: tuple[int | None, ...]) -> tuple[int, ...] | None:
         """Places of the tensors ``[rows, features]`` whose rows the op treats separately in a call with these mapped
         dimensions; None if a result of the call sums over rows.
         """
@@ -346,7 +350,7 @@ class _Op:
 class _Forward(_Op):
     name = "forward"
 
-    def gradient(self, ctx: Any, *cotangents: Maybe) -> tuple:
+    def gradient(self, ctx: Any, *cotangents: Maybe) -> tuple[Any, ...]:
         (g,), outputs = cotangents, _needed(ctx, self.signature.slots)
         if g is None or not outputs:
             return self.padded()
@@ -373,7 +377,7 @@ class _Forward(_Op):
 class _Backward(_Op):
     name = "backward"
 
-    def gradient(self, ctx: Any, *cotangents: Maybe) -> tuple:
+    def gradient(self, ctx: Any, *cotangents: Maybe) -> tuple[Any, ...]:
         slots = self.signature.slots
         tangents = tuple(t if slot in ctx.outputs else None for slot, t in zip(slots, cotangents, strict=True))
         live = self.signature.live(self.signature.present(tangents), _needed(ctx, slots + "g"))
@@ -397,7 +401,7 @@ class _Backward(_Op):
 class _DoubleBackward(_Op):
     name = "double_backward"
 
-    def gradient(self, ctx: Any, *cotangents: Maybe) -> tuple:
+    def gradient(self, ctx: Any, *cotangents: Maybe) -> tuple[Any, ...]:
         """By the tangents alone: second gradients along the cotangents."""
         if used_slots(ctx, self.primal):
             return self.signature.no_third_derivative()
@@ -407,7 +411,7 @@ class _DoubleBackward(_Op):
         found = self.signature.along_tangents(primal, used, rest, wanted, ctx.text)
         return self.padded(*(None,) * len(primal), *found[:-1])
 
-    def jvp(self, ctx: Any, *tangents: Maybe) -> tuple:
+    def jvp(self, ctx: Any, *tangents: Maybe) -> tuple[Any, ...]:
         return self.signature.no_third_derivative()
 
 
@@ -481,7 +485,9 @@ def define(signature: Signature) -> None:
         _add_function(name, op)
 
 
-def define_op(name: str, schema: str, *, run: Callable, fake: Callable, vmap: Callable | None = None) -> None:
+def define_op(
+    name: str, schema: str, *, run: Callable[..., Any], fake: Callable[..., Any], vmap: Callable[..., Any] | None = None
+) -> None:
     """Register one op of ``equitune`` for both devices and fake tensors. vmap: its rule, if it has one."""
     _library.define(name + schema, tags=(torch.Tag.pt2_compliant_tag,))
     _library.impl(name, run, "CPU")
@@ -532,12 +538,12 @@ def _add_function(name: str, op: Any) -> None:
     Calls that :meth:`_Op.rows` allows are merged into one, with the rows of all items; others take one call an item.
     """
 
-    def setup_context(ctx: Any, inputs: tuple, output: Any) -> None:
+    def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Any) -> None:
         op.setup(ctx, inputs, output)
         ctx.save_for_forward(*ctx.to_save)
 
-    def vmap_of(run: Callable) -> Callable:
-        def vmap(info: Any, in_dims: tuple, *arguments: Any) -> tuple:
+    def vmap_of(run: Callable[..., Any]) -> Callable[..., Any]:
+        def vmap(info: Any, in_dims: tuple[Any, ...], *arguments: Any) -> tuple[Any, ...]:
             mapped = tuple(a if dim is None else a.movedim(dim, 0) for a, dim in zip(arguments, in_dims, strict=True))
             is_mapped = tuple(dim is not None for dim in in_dims)
             places = op.rows(arguments, in_dims)
@@ -562,7 +568,9 @@ def _add_function(name: str, op: Any) -> None:
     register_vmap(f"equitune::{name}", vmap_of(itself), _library)
 
 
-def _by_rows(run: Callable, places: tuple[int, ...], size: int, is_mapped: tuple[bool, ...], arguments: tuple) -> tuple:
+def _by_rows(
+    run: Callable[..., Any], places: tuple[int, ...], size: int, is_mapped: tuple[bool, ...], arguments: tuple[Any, ...]
+) -> tuple[Any, ...]:
     """One call on the rows of all ``size`` items; the first dimension of mapped arguments is the item."""
     whole = list(arguments)
     for place in places:
@@ -577,7 +585,9 @@ def _by_rows(run: Callable, places: tuple[int, ...], size: int, is_mapped: tuple
     return (apart[0], dims[0]) if isinstance(found, Tensor) else (tuple(apart), tuple(dims))
 
 
-def _one_by_one(run: Callable, size: int, is_mapped: tuple[bool, ...], arguments: tuple) -> tuple:
+def _one_by_one(
+    run: Callable[..., Any], size: int, is_mapped: tuple[bool, ...], arguments: tuple[Any, ...]
+) -> tuple[Any, ...]:
     """One call an item."""
     if size == 0:
         raise UnsupportedError("vmap was given no items; this product takes at least one")

@@ -174,7 +174,7 @@ def _of_rows(paths: Sequence[MatrixPath], dims: tuple[int, int], wanted: str) ->
     return len(blocks) // 6, tiles, blocks + [number for term in terms for number in term]
 
 
-def _with_gaps(by_block: dict[tuple[int, int, int], list[list[int]]], width: int) -> dict:
+def _with_gaps(by_block: dict[tuple[int, int, int], list[list[int]]], width: int) -> dict[Any, Any]:
     """With a block without terms for each range of a row that no path writes."""
     found, end = dict(by_block), 0
     for offset, columns, dim in [*sorted(by_block), (width, 0, 0)]:

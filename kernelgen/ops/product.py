@@ -326,7 +326,7 @@ class Operator(DirectCalls, DifferentiableOperator):
         *order, num_out = order_and_size
         return self.run(direction, operands, sender, receiver, num_out, EdgeOrder(*order))
 
-    def sizes(self, inputs: tuple, rest: tuple) -> tuple[int, int]:
+    def sizes(self, inputs: tuple[Any, ...], rest: tuple[Any, ...]) -> tuple[int, int]:
         num_edges = inputs[1].shape[0]
         return num_edges, rest[-1] if self.is_conv else num_edges
 

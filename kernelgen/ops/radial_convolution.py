@@ -106,14 +106,14 @@ def radial_product(
 class _Derivatives(Signature):
     """Of calls without ops: of each the call itself is the ``text``."""
 
-    def backward(self, primal: tuple, rest: tuple, outputs: str, text: Any) -> tuple[Maybe, ...]:
+    def backward(self, primal: tuple[Any, ...], rest: tuple[Any, ...], outputs: str, text: Any) -> tuple[Maybe, ...]:
         *inputs, g = primal
         if is_transforming(g):
             return first_transformed(primal, _of_kernel(outputs), text)
         return gradients(text, tuple(inputs), g, rest, outputs)
 
     def double_backward(
-        self, primal: tuple, tangents: tuple[Maybe, ...], rest: tuple, outputs: str, text: Any
+        self, primal: tuple[Any, ...], tangents: tuple[Maybe, ...], rest: tuple[Any, ...], outputs: str, text: Any
     ) -> tuple[Maybe, ...]:
         if is_transforming(*tangents):
             return second_transformed(primal, tangents, _of_kernel(outputs), text)

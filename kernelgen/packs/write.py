@@ -222,7 +222,7 @@ class Written:
 
 def write_calls(
     calls: Iterable[Call],
-    path: str | os.PathLike,
+    path: str | os.PathLike[str],
     *,
     cpu: str | None = None,
     archs: Sequence[str] = (),
@@ -443,7 +443,7 @@ NETWORKS = ((64, 1), (64, 2), (64, 3), (128, 1))
 _TANGENTS = ("tx", "ty", "tw")
 
 
-def calls_in(path: str | os.PathLike) -> list[Call]:
+def calls_in(path: str | os.PathLike[str]) -> list[Call]:
     """The different calls of a ``.pt2`` file, in their order. PackError if it is none, or has no such calls."""
     found: dict[Call, None] = {}
     try:
@@ -503,7 +503,7 @@ class Recording:
 
 @contextmanager
 def recording(
-    path: str | os.PathLike,
+    path: str | os.PathLike[str],
     *,
     cpu: str | None = None,
     archs: Sequence[str] = (),

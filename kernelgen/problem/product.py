@@ -98,7 +98,7 @@ class TensorProductProblem:
         irreps_in1: Irreps,
         irreps_in2: Irreps,
         irreps_out: Irreps,
-        instructions: Iterable[Sequence],
+        instructions: Iterable[Sequence[Any]],
         *,
         shared_weights: bool = False,
         irrep_normalization: str | None = "component",

@@ -421,7 +421,7 @@ class Runner:
         # Allocates the zeroed outputs; ``empty`` if the kernel zeroes them itself.
         inside = "inside" in recipe.writes.values()
         self.start: Callable[[tuple[int, ...], Tensor], Tensor] = empty if inside else zeros
-        self._layouts: dict[tuple, Layout] = {}
+        self._layouts: dict[tuple[Any, ...], Layout] = {}
 
     def __call__(self, operands: Operands, graph: Graph, poison: bool = False) -> dict[str, Tensor]:
         """Gradients keyed by slot; InputError for tensors that do not fit the operator."""

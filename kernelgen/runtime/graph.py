@@ -419,7 +419,7 @@ def stream_of(index: Tensor) -> int:
     return torch._C._cuda_getCurrentRawStream(index.get_device()) if index.is_cuda else 0
 
 
-def kept_fact(known: KnownGraph | None, key: tuple, make: Callable[[], Any]) -> Any:
+def kept_fact(known: KnownGraph | None, key: tuple[Any, ...], make: Callable[[], Any]) -> Any:
     """What ``make`` gives, kept with a graph that is recognised again."""
     if known is not None and key in known.facts:
         return known.facts[key]

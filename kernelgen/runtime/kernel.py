@@ -72,7 +72,7 @@ class Arguments(threading.local):
         # CU_LAUNCH_PARAM_BUFFER_POINTER, the block, CU_LAUNCH_PARAM_BUFFER_SIZE, its size, CU_LAUNCH_PARAM_END
         self.extra = (ctypes.c_void_p * 5)(1, ctypes.addressof(self.block), 2, ctypes.addressof(self.size), 0)
 
-    def pack(self, *values: int) -> ctypes.Array:
+    def pack(self, *values: int) -> ctypes.Array[Any]:
         """The ``extra`` parameters for these values."""
         self.packer.pack_into(self.block, 0, *values)
         return self.extra
@@ -89,7 +89,7 @@ class _Config(threading.local):
         self.address = ctypes.addressof(self.block)
 
 
-Launch = Callable[[int, tuple[int, int, int], int, ctypes.Array], int]
+Launch = Callable[[int, tuple[int, int, int], int, ctypes.Array[Any]], int]
 
 
 @functools.cache
@@ -103,7 +103,7 @@ def launch_function() -> Launch:
     function.restype = ctypes.c_int
     config, pack = _Config(), _Config.packer.pack_into
 
-    def launch(handle: int, shape: tuple[int, int, int], stream: int, arguments: ctypes.Array) -> int:
+    def launch(handle: int, shape: tuple[int, int, int], stream: int, arguments: ctypes.Array[Any]) -> int:
         blocks, threads, shared = shape
         pack(config.block, 0, blocks, 1, 1, threads, 1, 1, shared, stream, 0, 0)
         return function(config.address, handle, None, arguments)
@@ -161,7 +161,9 @@ def blocks_held(kernel: LoadedKernel, threads: int, shared: int, device: int) ->
     return count.value if status == 0 else 0
 
 
-def launch_on(device: int, function: Launch, handle: int, shape: tuple[int, int, int], arguments: ctypes.Array) -> int:
+def launch_on(
+    device: int, function: Launch, handle: int, shape: tuple[int, int, int], arguments: ctypes.Array[Any]
+) -> int:
     """Launch on the device's current stream; returns a status."""
     stream = torch._C._cuda_getCurrentRawStream(device)
     status = function(handle, shape, stream, arguments)

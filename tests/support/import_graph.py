@@ -16,7 +16,7 @@ from places import ROOT
 # By package, its files and sub-packages in processing order: each may import itself and those before it.
 ORDERS = {
     "kernelgen": (
-        *("errors", "version", "old_paths", "compat", "device", "files"),
+        *("errors", "version", "old_paths", "compat", "files", "device"),
         *("problem", "arithmetic", "kernels", "compile", "runtime", "ops", "packs"),
     ),
     "autotune": (

@@ -123,7 +123,7 @@ class MACECalculator(Stock, QuickSteps):
         alone = self._energies_alone(kept)
         self.results = self._results_of(dict(zip(names, on_host, strict=True)), alone)
 
-    def _energies_alone(self, kept: KeptInputs) -> np.ndarray:
+    def _energies_alone(self, kept: KeptInputs[Any]) -> np.ndarray:
         """The energies [atoms] that the atoms would have without neighbors; asked anew if they may have changed."""
         module = self.models[0].atomic_energies_fn
         energies = module.atomic_energies
@@ -187,7 +187,7 @@ def _own(value: Any) -> Any:
 
 def compile_for_lammps(
     model: torch.nn.Module,
-    path: str | os.PathLike,
+    path: str | os.PathLike[str],
     *,
     head: int = 0,
     device: torch.device | str = "cpu",

@@ -107,7 +107,7 @@ _EXCHANGE, _NO_FORCES = "enable_LAMMPSMLIAPGhostExchange", "disable_ForceStressO
 
 def compile_for_lammps(
     model: torch.nn.Module,
-    path: str | os.PathLike,
+    path: str | os.PathLike[str],
     *,
     device: torch.device | str = "cpu",
     size: tuple[int, int] = TYPICAL_SIZE,

@@ -57,7 +57,7 @@ class CompilableSequential(AtomGraphSequential):
         return found if self.training else {name: value.detach() for name, value in found.items()}
 
 
-@torch.compiler.disable(recursive=False)
+@torch.compiler.disable(recursive=False)  # type: ignore[untyped-decorator]
 def _around(model: Any, data: Any) -> Any:
     """This runs eagerly, and of what it calls the step is compiled."""
     given = _fields(model, data)
@@ -87,7 +87,7 @@ def _with_results(model: Any, data: Any, found: dict[str, Tensor]) -> Any:
     return data
 
 
-@torch.compiler.allow_in_graph
+@torch.compiler.allow_in_graph  # type: ignore[untyped-decorator]
 def _gradient(energy: Tensor, vectors: Tensor) -> Tensor:
     """[edges, 3]. Dynamo does not look into it; torch's tracing of derivatives does."""
     return torch.autograd.grad(energy, vectors, create_graph=True)[0]

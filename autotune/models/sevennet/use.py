@@ -115,7 +115,7 @@ _OF_NODES = (KEY.NODE_FEATURE, KEY.NODE_ATTR, KEY.ATOM_TYPE, KEY.SELF_CONNECTION
 
 def compile_for_lammps(
     model: torch.nn.Module,
-    path: str | os.PathLike,
+    path: str | os.PathLike[str],
     *,
     modal: str | None = None,
     device: torch.device | str = "cpu",

@@ -47,7 +47,7 @@ class Schedule(Knobs):
         """The end of an edge whose node has its own worker, so that edges must be ordered by it; empty for none."""
         return {"registers": self.order, "owners": "sender"}.get(self.accumulate, "")
 
-    choices: ClassVar[dict[str, tuple]] = {
+    choices: ClassVar[dict[str, tuple[Any, ...]]] = {
         "fuse": (True, False),
         "accumulate": ("registers", "atomics"),
         "order": ("receiver", "sender"),
@@ -107,7 +107,7 @@ class CudaSchedule(Schedule):
 
     backend: ClassVar[str] = "cuda"
     younger: ClassVar[tuple[str, ...]] = ("finish", "zeros", "writes", "runs")
-    choices: ClassVar[dict[str, tuple]] = {
+    choices: ClassVar[dict[str, tuple[Any, ...]]] = {
         **Schedule.choices,
         "accumulate": ("registers", "atomics", "owners"),
         "edges_per_warp": (1, 2, 4, 8),
@@ -178,7 +178,7 @@ class HostSchedule(Schedule):
     threads: int = 0
 
     backend: ClassVar[str] = "cpu"
-    choices: ClassVar[dict[str, tuple]] = {
+    choices: ClassVar[dict[str, tuple[Any, ...]]] = {
         **Schedule.choices,
         "channel_block": (4, 8, 16, 32, 64),
         "threads": tuple(range(0, 257)),

@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import functools
 from dataclasses import dataclass
-from typing import ClassVar
+from typing import Any, ClassVar
 
 from kernelgen.arithmetic.couplings import normalized_slots, path_terms
 from kernelgen.arithmetic.directions import Direction
@@ -55,7 +55,7 @@ class RadialSchedule(Knobs):
     paths_at_once: int = 4
 
     backend: ClassVar[str] = "cuda"
-    choices: ClassVar[dict[str, tuple]] = {
+    choices: ClassVar[dict[str, tuple[Any, ...]]] = {
         "path_groups": tuple(range(1, 129)),
         "warps": (2, 4, 8, 12, 16),
         "min_blocks": (1, 2, 3, 4),

@@ -165,7 +165,7 @@ def test_a_schedule_that_failed_here_is_passed_over(shipped_with_table: Path, mo
 def test_a_kept_choice_is_believed_if_its_times_are_times(
     times_us: Any, believed: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(predicted, "_read", lambda path: {"of these": {"times_us": times_us}})
+    monkeypatch.setattr(predicted, "_choices_in", lambda path: {"of these": {"times_us": times_us}})
     monkeypatch.setattr(predicted, "_digest", lambda *given: "of these")
     schedules, kernel = (CudaSchedule(), CudaSchedule(block_size=64)), ()
     assert predicted.chosen_before(kernel, GraphClass.parse("conv-e17-d7"), H200, schedules) == believed  # type: ignore[arg-type]
