@@ -13,7 +13,7 @@ import torch
 
 from autotune.compare import comparison
 from autotune.compare import peers as baselines
-from autotune.compare.comparison import Answer, ComparisonSession, ComparisonSetting
+from autotune.compare.comparison import Answer, ComparisonSession, ComparisonSetting, of_contender
 from autotune.compare.peers import cuequivariance as cuequivariance_peer
 from autotune.compare.peers import e3nn as e3nn_peer
 from autotune.compare.peers import openequivariance as openequivariance_peer
@@ -375,3 +375,17 @@ def test_openequivariances_order_has_edges_by_receiver_then_sender_and_back() ->
     assert pairs == sorted(zip(given[1].tolist(), given[0].tolist(), strict=True))
     back = list(zip(sender[transposed].tolist(), receiver[transposed].tolist(), strict=True))
     assert back == sorted(zip(given[0].tolist(), given[1].tolist(), strict=True))
+
+
+@pytest.mark.parametrize("lost", [False, True])
+def test_a_contenders_memory_is_freed_unless_its_device_is_lost(lost: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    released: list[str] = []
+    monkeypatch.setattr("autotune.compare.comparison.device_is_lost", lambda device: lost)
+    session: Any = types.SimpleNamespace(device="cpu", release=released.append)
+
+    @of_contender
+    def fails(session: ComparisonSession, name: str) -> Answer:
+        raise ValueError("no room")
+
+    assert fails(session, "e3nn") == Answer(error="ValueError: no room", device_lost=lost)
+    assert released == ([] if lost else ["e3nn"])

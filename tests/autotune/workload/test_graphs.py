@@ -15,7 +15,7 @@ from places import ROOT
 
 from autotune.errors import ConfigError
 from autotune.workload import graphs
-from autotune.workload.config import find_problem, graph_from, load_graphs
+from autotune.workload.config import find_problem, graph_from, load_config, load_graphs
 from autotune.workload.graphs import (
     GivenEdges,
     GraphSpec,
@@ -26,7 +26,7 @@ from autotune.workload.graphs import (
     build_graph,
     neighbours,
 )
-from autotune.workload.workload import GraphClass, Workload
+from autotune.workload.workload import GraphClass, Restriction, Workload, make_tensors
 from kernelgen.device import DeviceFacts, cuda_facts
 
 H200, HOST = cuda_facts("sm_90", "NVIDIA H200", 132), DeviceFacts("cpu", "Test CPU 4 cores", "x86_64", 4)
@@ -295,3 +295,19 @@ def test_a_box_of_water_needs_a_size() -> None:
         graph_from("w", {"cutoff": 6.0, "water": {"seed": 0}}, Path())
     with pytest.raises(ConfigError, match=r"water.seed is -1; expected an integer that is not negative"):
         graph_from("w", {"cutoff": 6.0, "water": {"side": 2, "seed": -1}}, Path())
+
+
+@pytest.mark.parametrize("operation", ["conv", "plain"])
+def test_a_convolution_has_a_row_for_each_node_and_a_plain_product_for_each_edge(operation: str) -> None:
+    (work,) = load_config("quick", "cpu").workloads[:1]
+    work = dataclasses.replace(work, operation=operation)
+    graph, tensors = build_graph(work.graph), make_tensors(work, "cpu")
+    assert graph.num_nodes != graph.num_edges
+    rows = graph.num_nodes if operation == "conv" else graph.num_edges
+    assert (len(tensors.x), len(tensors.g), len(tensors.y)) == (rows, rows, graph.num_edges)
+
+
+def test_choices_of_a_direction_replace_the_common_ones() -> None:
+    given = Restriction({"threads": (1, 2), "layout": (0,)}, {"forward": {"threads": (4,)}})
+    assert given.choices("forward") == {"threads": (4,), "layout": (0,)}
+    assert given.choices("backward") == {"threads": (1, 2), "layout": (0,)}
