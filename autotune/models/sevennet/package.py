@@ -192,9 +192,9 @@ _SWITCH: dict[str, dict[str, Any]] = {
     "flashtp": {"use_flash_tp": True},
 }
 # The name under which a model remembers what it was built from: a fast path builds it again.
-_ORIGIN = "_equitune_configuration"
+ORIGIN = "_equitune_configuration"
 # Order of its six stress components in the symmetric matrix.
-_VOIGT = [[0, 3, 5], [3, 1, 4], [5, 4, 2]]
+VOIGT = [[0, 3, 5], [3, 1, 4], [5, 4, 2]]
 
 
 class SevenNet(Package):
@@ -242,14 +242,14 @@ class SevenNet(Package):
 
         checkpoint = load_checkpoint(str(path))
         model = checkpoint.build_model()
-        setattr(model, _ORIGIN, checkpoint.config)
+        setattr(model, ORIGIN, checkpoint.config)
         return model
 
     def in_dtype(self, model: torch.nn.Module, dtype: torch.dtype) -> torch.nn.Module:
         """Built again for float64 where its configuration is known: a cast would keep couplings rounded to float32."""
-        configuration = getattr(model, _ORIGIN, None)
+        configuration = getattr(model, ORIGIN, None)
         if dtype != torch.float64 or configuration is None:
-            return _in_dtype(model, dtype)
+            return encoded_in_dtype(model, dtype)
         with default_dtype(dtype):
             made = _built(configuration)
         _copy_weights(model, made)
@@ -302,12 +302,12 @@ class SevenNet(Package):
             given = AtomGraphData(**given)
         out = model(given)
         # Of the other sign than ASE's.
-        found = -out["inferred_stress"].reshape(-1, 6)[:, _VOIGT] if stress else None
+        found = -out["inferred_stress"].reshape(-1, 6)[:, VOIGT] if stress else None
         nodes = out["atomic_energy"].reshape(-1)
         return Outputs(out["inferred_total_energy"].reshape(-1), out["inferred_force"], found, nodes)
 
     def accelerated(self, model: torch.nn.Module, peer: str, device: str) -> torch.nn.Module:
-        configuration = getattr(model, _ORIGIN, None)
+        configuration = getattr(model, ORIGIN, None)
         if configuration is None:
             raise PeerError(f"{peer}: SevenNet builds the model again for it, from hyperparameters that are not known")
         if torch.device(device).type != "cuda":
@@ -441,12 +441,12 @@ def _built(configuration: Mapping[str, Any]) -> torch.nn.Module:
 
     model = build_E3_equivariant_model(dict(configuration))
     # Some of its constants are float32 whatever the default is.
-    model = _in_dtype(model, torch.get_default_dtype())
-    setattr(model, _ORIGIN, dict(configuration))
+    model = encoded_in_dtype(model, torch.get_default_dtype())
+    setattr(model, ORIGIN, dict(configuration))
     return model
 
 
-def _in_dtype(model: Any, dtype: torch.dtype) -> Any:
+def encoded_in_dtype(model: Any, dtype: torch.dtype) -> Any:
     """In place. Its one-hot encodings of elements and modalities are float32 in every model."""
     if dtype != torch.float32:
         for encoding in filter(
