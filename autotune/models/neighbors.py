@@ -45,9 +45,9 @@ _found_spec = functools.cache(importlib.util.find_spec)
 class AtomicGraph:
     """Atoms and the edges between those within the cutoff, each pair in both directions, on the model's device.
 
-    positions [atoms, 3] and cell [3, 3], in angstrom, float64; pbc [3]. centers, neighbors [edges]: ascending in
-    ``centers``. unit_shifts [edges, 3]: whole numbers of cells; offsets [edges, 3]: the same in angstrom.
-    vectors [edges, 3]: ``positions[neighbors] + offsets - positions[centers]``.
+    positions [atoms, 3] and cell [3, 3], of a batch [graphs, 3, 3], in angstrom, float64; pbc [3]. centers, neighbors
+    [edges]: ascending in ``centers``. unit_shifts [edges, 3]: whole numbers of cells; offsets [edges, 3]: the same in
+    angstrom. vectors [edges, 3]: ``positions[neighbors] + offsets - positions[centers]``.
     """
 
     positions: Tensor
@@ -138,10 +138,11 @@ class NeighborList:
         """Those of the last search, if they serve; the errors of :meth:`graph`."""
         found = self._candidates
         if found is None or not found.serve(positions, cell, pbc, self.cutoff):
-            self._candidates = found = self._searched(positions, cell, pbc)
+            self._candidates = found = self.searched(positions, cell, pbc)
         return found
 
-    def _searched(self, positions: np.ndarray, cell: np.ndarray, pbc: np.ndarray) -> Candidates:
+    def searched(self, positions: np.ndarray, cell: np.ndarray, pbc: np.ndarray) -> Candidates:
+        """Those of a new search; the errors of :meth:`graph`."""
         for values, name in ((positions, "atom {}"), (cell, "the cell")):
             bad = np.flatnonzero(~np.isfinite(values).all(axis=1))
             if len(bad):

@@ -203,7 +203,7 @@ class Package(ABC):
         return found
 
     def moving(self, model: Any, graph: AtomicGraph) -> dict[str, Tensor]:
-        """Those of :meth:`fields`' tensors that change when the atoms of one structure move; does not wait."""
+        """Those of :meth:`fields`' tensors that change when the atoms move; does not wait."""
         raise NotImplementedError(self.name)
 
 

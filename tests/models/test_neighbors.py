@@ -18,6 +18,7 @@ pytest.importorskip("matscipy", reason="matscipy is not installed")
 from ase.neighborlist import primitive_neighbor_list
 
 from autotune.models.neighbors import AtomicGraph, MatscipySearch, NeighborList, VesinSearch, search_box
+from autotune.models.torch_sim import BatchNeighbors
 from kernelgen.errors import InputError
 
 CPU = torch.device("cpu")
@@ -172,3 +173,28 @@ def test_a_periodic_direction_needs_a_vector() -> None:
             NeighborList(3.0, CPU).graph(positions, flat, pbc)
     with pytest.raises(InputError, match="neighbours are searched on cpu, cuda, not on meta"):
         NeighborList(3.0, torch.device("meta"))
+
+
+@settings(max_examples=60, deadline=None)
+@given(st.lists(systems(), min_size=1, max_size=4), st.integers(0, 2**32 - 1), st.floats(1.0, 5.0))
+def test_a_batchs_edges_are_its_systems(batch: list[Any], seed: int, cutoff: float) -> None:
+    """While all atoms move, and one system's cell follows: the edges that each system has alone."""
+    random = np.random.default_rng(seed)
+    pbc = np.logical_and.reduce([pbc for _, _, pbc in batch])
+    sizes = [len(positions) for positions, _, _ in batch]
+    frames = [[positions, search_box(positions, cell, pbc) if pbc.any() else cell] for positions, cell, _ in batch]
+    neighbors = BatchNeighbors(cutoff, CPU)
+    system = torch.arange(len(batch)).repeat_interleave(torch.tensor(sizes))
+    for _ in range(5):
+        for frame in frames:
+            frame[0] = frame[0] + 0.15 * random.normal(size=frame[0].shape)
+        strained, strain = frames[random.integers(len(frames))], np.eye(3) + 0.03 * random.normal(size=(3, 3))
+        strained[0], strained[1] = strained[0] @ strain, strained[1] @ strain
+        positions, cells = np.concatenate([at for at, _ in frames]), np.stack([cell for _, cell in frames])
+        graph = neighbors.graph(torch.from_numpy(positions), torch.from_numpy(cells), pbc, system, sizes)
+        expected: Counter[tuple[int, ...]] = Counter()
+        for (at, cell), start in zip(frames, np.cumsum([0, *sizes]), strict=False):
+            alone = edges_by_ase(at, search_box(at, cell, pbc), pbc, cutoff)
+            expected.update({(a + start, b + start, *shifts): count for (a, b, *shifts), count in alone.items()})
+        assert edges_of(graph) == expected
+        assert neighbors.searches <= 5 * len(batch)

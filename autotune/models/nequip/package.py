@@ -479,7 +479,7 @@ class NequIP(Package):
             "pos": graph.positions,
             "edge_index": graph.edge_index,
             "edge_cell_shift": graph.unit_shifts,
-            "cell": graph.cell[None],
+            "cell": graph.cell.view(-1, 3, 3),
         }
 
     def answer(self, model: Any, inputs: Mapping[str, Any], found: dict[str, Any]) -> dict[str, Any]:

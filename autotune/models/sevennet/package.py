@@ -367,7 +367,7 @@ class SevenNet(Package):
         return {
             "edge_index": graph.edge_index,
             "edge_vec": graph.vectors,
-            "cell_volume": triple_product(graph.cell).abs().reshape(1),
+            "cell_volume": triple_product(graph.cell).abs().reshape(-1),
         }
 
     def answer(self, model: Any, inputs: Any, found: dict[str, Any]) -> dict[str, Any]:
