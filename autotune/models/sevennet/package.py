@@ -357,7 +357,8 @@ class SevenNet(Package):
     def compute(self, model: Any, given: dict[str, Tensor], size: Counts, options: Mapping[str, Any]) -> dict[str, Any]:
         given["edge_vec"].requires_grad_()
         if not model.is_batch_data and "modal_type" in given:
-            given["modal_type"] = given["modal_type"][0]
+            # The real structure's, for all atoms; a number would be read on the host.
+            given["modal_type"] = given["modal_type"][:1]
         data = with_energies(model, given, size.graphs)
         energy, vectors = data["inferred_total_energy"].sum(), data["edge_vec"]
         (by_edge,) = torch.autograd.grad(energy, vectors, create_graph=model.training)
