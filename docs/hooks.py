@@ -28,7 +28,7 @@ ROOT = Path(__file__).resolve().parents[1]
 MARK = re.compile(r"^<!-- table: ([a-z0-9-]+) -->$", re.MULTILINE)
 # The GPU and the CPU whose records the site shows.
 GPU, GPU_MODELS, CPU_MODELS = "bench/nvidia-h200", "models/nvidia-h200", "models/intel-xeon-processor-2-cores"
-LAMMPS, DISTRIBUTED = "lammps/nvidia-h200", "distributed/nvidia-h200"
+LAMMPS, DISTRIBUTED, TORCH_SIM = "lammps/nvidia-h200", "distributed/nvidia-h200", "torch-sim/nvidia-h200"
 ENERGY_FORCES, STRESS, TRAINING, MD_STEP = "energy_forces", "energy_forces_stress", "training", "md_step"
 # Rows of a pass that are shown together.
 ENERGIES = (ENERGY_FORCES, STRESS)
@@ -167,6 +167,20 @@ def lammps_steps() -> str:
     return table(["a step by LAMMPS", "GPUs", "Equitune", "largest difference of a force"], lines)
 
 
+def torch_sim_steps() -> str:
+    """Times of a step of torch-sim, by structure and number of systems."""
+    steps: dict[str, dict[str, Any]] = {}
+    for row in record(TORCH_SIM)["rows"]:
+        systems = f"{row['systems']} systems of " * (row["systems"] > 1)
+        name = f"{row['model']}, {row['structure']}, {systems}{row['atoms'] // row['systems']:,} atoms"
+        steps.setdefault(name, {})[row["contender"]] = row
+    lines = []
+    for name, by in steps.items():
+        times = [by[one]["step_ms"] for one in (TUNED, "cuequivariance", STOCK)]
+        lines.append([name, *map(time_text, (*times, by[TUNED]["model_ms"]))])
+    return table(["a step by torch-sim", "Equitune", "cuEquivariance", "stock", "Equitune's model alone"], lines)
+
+
 def memory_of_models() -> str:
     """Most memory of a step of energies and forces."""
     lines = []
@@ -179,11 +193,12 @@ def memory_of_models() -> str:
 
 
 def energy_of_models() -> str:
-    """Joules of a step by the thriftiest form of Equitune, of another path and of stock; most joules first."""
+    """Joules of a step by Equitune's thriftiest form in float32, of another path and of stock; most joules first."""
     lines = []
     for row in (row for row in model_rows(GPU_MODELS) if row.text("pass") in (*ENERGIES, TRAINING)):
         given = {name: cell["joules"] for name, cell in row.contenders.items() if "joules" in cell}
-        ours = min((name for name in given if is_ours(name)), key=lambda name: given[name], default=None)
+        exact = (name for name in given if is_ours(name) and not name.startswith(TF32))
+        ours = min(exact, key=lambda name: given[name], default=None)
         other = min((name for name in given if not is_ours(name)), key=lambda name: given[name], default=None)
         if ours and other:
             what = ", training" * (row.text("pass") == TRAINING)
@@ -479,6 +494,7 @@ TABLES = {
     "model-gains": model_gains,
     "simulation-steps": simulation_steps,
     "lammps-steps": lammps_steps,
+    "torch-sim-steps": torch_sim_steps,
     "gpu-energies": lambda: model_steps(GPU_MODELS, *ENERGIES),
     "gpu-training": lambda: model_steps(GPU_MODELS, TRAINING),
     "cpu-energies": lambda: model_steps(CPU_MODELS, *ENERGIES),
