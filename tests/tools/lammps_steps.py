@@ -49,7 +49,7 @@ timestep {timestep}
 thermo 1000000
 run {warm_up}
 dump frames all custom {every} frames.txt id proc x y z fx fy fz
-dump_modify frames sort id format float %.9g first yes
+dump_modify frames sort id format float %.15g first yes
 run {steps}
 """
 INTEGRATIONS = {"mace": "mace.use", "sevennet": "sevennet.use", "nequip": "nequip.use", "allegro": "nequip.use"}
@@ -81,22 +81,28 @@ def run(folder: Path, atoms: Atoms, ranks: int, given: argparse.Namespace) -> di
     return found | {"parts_ms": {name.lower(): float(each) * per_step for name, each in parts[-6:]}}
 
 
-def compare(model: WholeModel, place: Path, atoms: Atoms) -> dict[str, Any]:
-    """What LAMMPS wrote after the warm-up, beside the model in this process.
+def compare(model: WholeModel, exact: WholeModel, place: Path, atoms: Atoms) -> dict[str, Any]:
+    """What LAMMPS wrote after the warm-up, beside the model in this process and the same in float64.
 
-    The largest difference of a force relative to the largest force, and the atoms that were on more than one rank.
+    The largest difference of a force relative to the largest force, of each two of the three; and the atoms that were
+    on more than one rank.
     """
     frames = [text.split("fz", 1)[1].splitlines() for text in (place / "frames.txt").read_text().split("TIMESTEP")[1:]]
     rows = np.array([[line.split() for line in frame if line and not line.startswith("ITEM")] for frame in frames])
     ranks, positions, forces = (rows[..., part].astype(float) for part in (slice(1, 2), slice(2, 5), slice(5, 8)))
-    worst, moved = 0.0, atoms.copy()
+    moved, worst = atoms.copy(), dict.fromkeys(("force_difference", "force_error", "force_error_in_one_process"), 0.0)
     for at, found in list(zip(positions, forces, strict=True))[1:]:
         moved.positions = at
-        with default_dtype(model.package.dtype_of_data):
-            wanted = model.energies_and_forces(model.inputs([moved])).forces.detach().cpu().double().numpy()
-        worst = max(worst, float(np.abs(found - wanted).max() / np.abs(wanted).max()))
+        alone, wanted = forces_of(model, moved), forces_of(exact, moved)
+        for name, (one, other) in zip(worst, ((found, alone), (found, wanted), (alone, wanted)), strict=True):
+            worst[name] = max(worst[name], float(np.abs(one - other).max() / np.abs(wanted).max()))
     changed = int((np.ptp(ranks, axis=0) > 0).sum())
-    return {"atoms_that_changed_rank": changed, "frames_compared": len(frames) - 1, "force_difference": worst}
+    return {"atoms_that_changed_rank": changed, "frames_compared": len(frames) - 1} | worst
+
+
+def forces_of(model: WholeModel, atoms: Atoms) -> np.ndarray:
+    with default_dtype(model.package.dtype_of_data):
+        return model.energies_and_forces(model.inputs([atoms])).forces.detach().cpu().double().numpy()
 
 
 def main() -> None:
@@ -131,6 +137,8 @@ def main() -> None:
         build(folder, model.module, compile_model, archs)
     else:
         autotune.accelerate(model.module)
+    exact = open_model(given.model, device=given.device, dtype="float64")
+    autotune.accelerate(exact.module)
     print(f"compiled in {time.perf_counter() - began:.0f} s, in {folder}", flush=True)
     rows = []
     for ranks in given.ranks:
@@ -138,7 +146,7 @@ def main() -> None:
         row["device"] = torch.cuda.get_device_name() if given.device.startswith("cuda") else given.device
         row |= {"torch": torch.__version__, "dtype": given.dtype, "timestep_fs": given.timestep, "steps": given.steps}
         try:
-            row |= compare(model, folder / f"{len(atoms)} on {ranks}", atoms)
+            row |= compare(model, exact, folder / f"{len(atoms)} on {ranks}", atoms)
         except torch.OutOfMemoryError as error:
             row["force_difference"] = str(error)[:80]
         rows.append(row)
