@@ -10,7 +10,7 @@ from pathlib import Path
 import pandas as pd
 
 results = Path("results")
-command = [sys.executable, "-m", "autotune", "tune", "quick", "--device", "cpu", "--no-peers"]
+command = [sys.executable, "-m", "autotune", "tune", "quick", "--budget", "2m", "--device", "cpu", "--no-peers"]
 subprocess.run([*command, "--results", str(results)], check=True, capture_output=True)
 
 (file,) = results.glob("*.json")  # results/DEVICE.json
