@@ -157,6 +157,10 @@ class QuickModel:
     _kept: _Kept | None = None
     _package: Package
 
+    def __reduce__(self) -> tuple[Any, ...]:
+        state = {name: value for name, value in vars(self).items() if name not in ("_kept", "neighbors")}
+        return _new, (type(self).__mro__[2],), state
+
     def why_stock(self) -> str:
         """Why the class's own step makes the inputs; else ""."""
         wrapper: Any = self
@@ -225,7 +229,14 @@ class QuickModel:
 
 @functools.cache
 def _quick_class(stock: Any) -> Any:
+    """``stock`` with :class:`QuickModel` before it."""
     return type(stock.__name__, (QuickModel, stock), {"__module__": stock.__module__})
+
+
+def _new(stock: Any) -> Any:
+    """A copy's object, without its state."""
+    made = _quick_class(stock)
+    return made.__new__(made)
 
 
 # Classes whose ``forward`` was read, in torch-sim 0.3.0 and 0.6.2, and in the packages.
@@ -266,7 +277,8 @@ def accelerate_torch_sim(model: Any, *, capture: bool = False, **options: Any) -
     if capture:
         model.model = captured(inside)
     stock: Any = type(model)
-    if package is not None and f"{stock.__module__}.{stock.__qualname__}" in _CLASSES:
+    is_known = package is not None and f"{stock.__module__}.{stock.__qualname__}" in _CLASSES
+    if is_known and not isinstance(model, QuickModel):
         model.__class__ = _quick_class(stock)
         model._package = package
     if isinstance(model, QuickModel):

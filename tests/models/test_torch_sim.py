@@ -6,6 +6,8 @@ packages' own. SevenNet's wants a later torch-sim, which wants Python 3.12.
 
 from __future__ import annotations
 
+import copy
+import pickle
 from importlib.metadata import version
 from typing import Any
 
@@ -179,3 +181,17 @@ def test_what_holds_no_model_is_an_input_error(package: str) -> None:
     accelerate_torch_sim(model, capture=True)
     with pytest.raises(InputError, match="captured model already"):
         accelerate_torch_sim(model)
+
+
+@of_all
+def test_copies_and_a_second_call_change_nothing(package: str) -> None:
+    ours, stock = wrapped(package), wrapped(package)
+    accelerate_torch_sim(ours)
+    accelerate_torch_sim(ours)
+    state = state_of(systems(), package)
+    assert_equal_values(ours, stock, state, package)
+    if package == "mace" and not IS_NEW:
+        return  # torch-sim 0.3's class holds a function of TorchScript, which cannot be copied
+    for copied in (copy.deepcopy(ours), pickle.loads(pickle.dumps(ours))):
+        assert_equal_values(copied, stock, state, package)
+        assert copied.step == "inputs kept on cpu" and copied.neighbors.searches == 2
