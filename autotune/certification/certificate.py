@@ -259,13 +259,18 @@ class Certificate:
         raise InputError(f"the certificate has no path {path!r} in {dtype!r}; it has {known}")
 
     def save(self, path: str | os.PathLike[str]) -> Path:
-        """Write the record as JSON."""
-        text = json.dumps(self.record, indent=1, ensure_ascii=False, allow_nan=False)
-        replace_file(Path(path), text + "\n")
+        """Write the record as JSON, a path a line."""
+        paths = ",\n".join(_line(path) for path in self.record["paths"])
+        rest = "".join(f"{_line(name)}: {_line(value)},\n" for name, value in self.record.items() if name != "paths")
+        replace_file(Path(path), f'{{{rest}"paths": [\n{paths}\n]}}\n')
         return Path(path)
 
     def __str__(self) -> str:
         return table_of(self.record)
+
+
+def _line(value: Any) -> str:
+    return json.dumps(value, ensure_ascii=False, allow_nan=False)
 
 
 def certify(
