@@ -290,7 +290,8 @@ def verdict_cell(found: dict[tuple[str, str], dict[str, Any]], path: str, device
         return f"{worst['verdict']} in {worst['dtype']}: {worst['reason'][:160]}{at}".replace("|", "/").replace(
             "\n", " "
         )
-    energies = ", ".join(f"{1e3 * row['differences']['energy']:.1e}" for row in rows)
+    # With hyphens at which no line is broken.
+    energies = ", ".join(f"{1e3 * row['differences']['energy']:.1e}".replace("-", "\u2011") for row in rows)
     return f"pass: {energies}{rows[0]['on']}"
 
 
