@@ -9,6 +9,7 @@ change while atoms move is kept, and neighbours are searched within a skin.
 from __future__ import annotations
 
 import functools
+import itertools
 import logging
 from dataclasses import dataclass
 from typing import Any
@@ -37,7 +38,7 @@ class BatchNeighbors:
 
     def __init__(self, cutoff: float, device: torch.device) -> None:
         self.list = NeighborList(cutoff, device)
-        self._found: dict[int, Candidates] = {}
+        self._found: list[Candidates] = []
         self._sizes: list[int] = []
         self._pbc = np.zeros(3, dtype=bool)
 
@@ -51,14 +52,14 @@ class BatchNeighbors:
         system [atoms]: of each atom, ascending. sizes: atoms of each system. Waits for the device. Raises InputError
         for what is not finite, and for a periodic direction without a vector.
         """
-        if sizes != self._sizes or (pbc != self._pbc).any():
-            self._found.clear()
-            self._sizes, self._pbc = sizes, pbc
-        elif len(self._found) == len(sizes):
+        serving: dict[int, Candidates] = {}
+        if self._found and sizes == self._sizes and (pbc == self._pbc).all():
             serves = self._serve(positions, cells, system).tolist()
-            self._found = {number: pairs for number, pairs in self._found.items() if serves[number]}
-        if len(self._found) < len(sizes):
-            self._search(positions, cells)
+            serving = {number: pairs for number, pairs in enumerate(self._found) if serves[number]}
+        if len(serving) < len(sizes):
+            self._found = []  # while others are searched, which may fail
+            self._sizes, self._pbc = sizes, pbc
+            self._search(serving, positions, cells)
         offsets = _rows_times(self._unit_shifts, cells, self._system)
         vectors = positions[self._neighbors] - positions[self._centers] + offsets
         near = (vectors.square().sum(-1) < self.list.cutoff**2).nonzero().squeeze(-1)
@@ -78,15 +79,14 @@ class BatchNeighbors:
         least = 1 - change.square().sum((-2, -1)).sqrt()
         return least * (self.list.cutoff + self.list.skin) - 2 * way >= self.list.cutoff
 
-    def _search(self, positions: Tensor, cells: Tensor) -> None:
-        """Search the candidates that there are not, and put those of all systems into one batch."""
+    def _search(self, serving: dict[int, Candidates], positions: Tensor, cells: Tensor) -> None:
+        """Search the candidates of all systems but those of ``serving``, and put all into one batch."""
         device, starts = positions.device, np.cumsum([0, *self._sizes])
         on_host, cells_there = positions.cpu().numpy(), cells.cpu().numpy()
-        for number, size in enumerate(self._sizes):
-            if number not in self._found:
-                here = slice(starts[number], starts[number] + size)
-                self._found[number] = self.list.searched(on_host[here], cells_there[number], self._pbc)
-        found = [self._found[number] for number in range(len(self._sizes))]
+        found = [
+            serving.get(number) or self.list.searched(on_host[start:end], cells_there[number], self._pbc)
+            for number, (start, end) in enumerate(itertools.pairwise(starts))
+        ]
         counts = torch.tensor([len(pairs.centers) for pairs in found])
         self._system = torch.arange(len(found)).repeat_interleave(counts).to(device)
         first = torch.from_numpy(starts).to(device)[self._system]
@@ -99,6 +99,7 @@ class BatchNeighbors:
             np.stack([_inverse(pairs.cell) for pairs in found]),
         )
         self._positions, self._cells, self._inverses = (torch.from_numpy(rows).to(device) for rows in searched)
+        self._found = found
 
 
 def _inverse(cell: np.ndarray) -> np.ndarray:

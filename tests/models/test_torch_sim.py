@@ -132,9 +132,13 @@ def test_a_system_is_searched_again_when_needed(package: str) -> None:
         assert ours.neighbors.searches == searches
     for others in (systems()[::-1], systems()[:1], [imidazole()] * 3, systems()):
         assert_equal_values(ours, stock, state_of(others, package), package)
+    state = state_of(systems(), package)
     state.positions[1, 2] = torch.nan
     with pytest.raises(InputError, match="a coordinate of atom 1 is not finite"):
         ours(state)
+    state = state_of(systems(), package)
+    state.positions[-1] += 2.0  # of the system that was served when the other one's search failed
+    assert_equal_values(ours, stock, state, package)
 
 
 @of_all
