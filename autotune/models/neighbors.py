@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import functools
 import importlib.util
+import itertools
 import math
 import os
 from collections.abc import Callable
@@ -129,10 +130,8 @@ class NeighborList:
         both = torch.from_numpy(np.concatenate([positions, cell])).to(self.device)
         at, cell_there = both[: len(positions)], both[len(positions) :]
         offsets, vectors = pairs.vectors(at, cell_there)
-        near = (vectors.square().sum(-1) < self.cutoff**2).nonzero().squeeze(-1)
         rows = (pairs.centers, pairs.neighbors, pairs.unit_shifts, offsets, vectors)
-        periodic = torch.from_numpy(pbc).to(self.device)
-        return AtomicGraph(at, cell_there, periodic, *(row.index_select(0, near) for row in rows))
+        return _within(self.cutoff, at, cell_there, pbc, rows)
 
     def candidates(self, positions: np.ndarray, cell: np.ndarray, pbc: np.ndarray) -> Candidates:
         """Those of the last search, if they serve; the errors of :meth:`graph`."""
@@ -160,6 +159,95 @@ class NeighborList:
 
     def __reduce__(self) -> tuple[Any, ...]:
         return NeighborList, (self.cutoff, self.device, self.skin)
+
+
+def _within(cutoff: float, positions: Tensor, cell: Tensor, pbc: np.ndarray, rows: tuple[Tensor, ...]) -> AtomicGraph:
+    """The graph of those pairs that are within the cutoff. rows: of pairs, centers to vectors as a graph has them."""
+    near = (rows[-1].square().sum(-1) < cutoff**2).nonzero().squeeze(-1)
+    periodic = torch.from_numpy(pbc).to(positions.device)
+    return AtomicGraph(positions, cell, periodic, *(row.index_select(0, near) for row in rows))
+
+
+class BatchNeighbors:
+    """The edges of a batch's systems as their atoms move; those of a system are searched anew only when needed.
+
+    cutoff: in angstrom. searches: of single systems, so far.
+    """
+
+    def __init__(self, cutoff: float, device: torch.device) -> None:
+        self.list = NeighborList(cutoff, device)
+        self._found: list[Candidates] = []
+        self._sizes: list[int] = []
+        self._pbc = np.zeros(3, dtype=bool)
+
+    @property
+    def searches(self) -> int:
+        return self.list.searches
+
+    def graph(self, positions: Tensor, cells: Tensor, pbc: np.ndarray, system: Tensor, sizes: list[int]) -> AtomicGraph:
+        """The graph of positions [atoms, 3] and cells [systems, 3, 3] in float64, periodic along ``pbc`` [3].
+
+        system [atoms]: of each atom, ascending. sizes: atoms of each system. Waits for the device. Raises InputError
+        for what is not finite, and for a periodic direction without a vector.
+        """
+        serving: dict[int, Candidates] = {}
+        if self._found and sizes == self._sizes and (pbc == self._pbc).all():
+            serves = self._serve(positions, cells, system).tolist()
+            serving = {number: pairs for number, pairs in enumerate(self._found) if serves[number]}
+        if len(serving) < len(sizes):
+            self._found = []  # while others are searched, which may fail
+            self._sizes, self._pbc = sizes, pbc
+            self._search(serving, positions, cells)
+        offsets = _rows_times(self._unit_shifts, cells, self._system)
+        vectors = positions[self._neighbors] - positions[self._centers] + offsets
+        rows = (self._centers, self._neighbors, self._unit_shifts, offsets, vectors)
+        return _within(self.list.cutoff, positions, cells, pbc, rows)
+
+    def _serve(self, positions: Tensor, cells: Tensor, system: Tensor) -> Tensor:
+        """Whether no pair within the cutoff can be missing, [systems].
+
+        As :meth:`Candidates.serve` says, with a bound below the least singular value of a strain 1 + d: 1 - |d|.
+        """
+        change = self._inverses @ (cells - self._cells)
+        followed = self._positions + _rows_times(self._positions, change, system)
+        moved = (positions - followed).square().sum(-1)
+        way = moved.new_zeros(len(cells)).index_reduce_(0, system, moved, "amax").sqrt()
+        least = 1 - change.square().sum((-2, -1)).sqrt()
+        return least * (self.list.cutoff + self.list.skin) - 2 * way >= self.list.cutoff
+
+    def _search(self, serving: dict[int, Candidates], positions: Tensor, cells: Tensor) -> None:
+        """Search the candidates of all systems but those of ``serving``, and put all into one batch."""
+        device, starts = positions.device, np.cumsum([0, *self._sizes])
+        on_host, cells_there = positions.cpu().numpy(), cells.cpu().numpy()
+        found = [
+            serving.get(number) or self.list.searched(on_host[start:end], cells_there[number], self._pbc)
+            for number, (start, end) in enumerate(itertools.pairwise(starts))
+        ]
+        counts = torch.tensor([len(pairs.centers) for pairs in found])
+        self._system = torch.arange(len(found)).repeat_interleave(counts).to(device)
+        first = torch.from_numpy(starts).to(device)[self._system]
+        self._centers = torch.cat([pairs.centers for pairs in found]) + first
+        self._neighbors = torch.cat([pairs.neighbors for pairs in found]) + first
+        self._unit_shifts = torch.cat([pairs.unit_shifts for pairs in found])
+        searched = (
+            np.concatenate([pairs.positions for pairs in found]),
+            np.stack([pairs.cell for pairs in found]),
+            np.stack([_inverse(pairs.cell) for pairs in found]),
+        )
+        self._positions, self._cells, self._inverses = (torch.from_numpy(rows).to(device) for rows in searched)
+        self._found = found
+
+
+def _inverse(cell: np.ndarray) -> np.ndarray:
+    """Of a cell without volume a matrix by which any change of it is too large."""
+    return np.linalg.inv(cell) if np.linalg.matrix_rank(cell) == 3 else np.full((3, 3), 1e30)
+
+
+def _rows_times(rows: Tensor, matrices: Tensor, of: Tensor) -> Tensor:
+    """Each row [rows, 3] times the matrix [matrices, 3, 3] that is its own, of whose number ``of`` knows."""
+    if len(matrices) == 1:
+        return rows @ matrices[0]
+    return (rows[:, :, None] * matrices[of]).sum(1)
 
 
 def search_box(positions: np.ndarray, cell: np.ndarray, pbc: np.ndarray) -> np.ndarray:

@@ -456,6 +456,13 @@ def changes_since(calculator: Any, atoms: Atoms, tol: float = 1e-15) -> list[str
     return [name for name in compared if not np.array_equal(*pairs[name])]
 
 
+def tell_step(runner: Any, step: str, *, is_stock: bool) -> None:
+    """Keep how inputs are made as the runner's ``step``, and log it when it changes; as a warning if by its package."""
+    if step != runner.step:
+        runner.step = step
+        LOG.log(logging.WARNING if is_stock else logging.INFO, "%s: steps with %s", type(runner).__name__, step)
+
+
 class QuickSteps:
     """Mixed into a package's calculator, after its class: so an instance of that class can become one of the mixture.
 
@@ -489,9 +496,7 @@ class QuickSteps:
         device: torch.device = self.device  # type: ignore[attr-defined]
         reason = self.why_stock() or missing_search(device)
         step = f"the package's own, because {reason}" if reason else self._step_on(device)
-        if step != self.step:
-            self.step = step
-            LOG.log(logging.WARNING if reason else logging.INFO, "%s: steps with %s", type(self).__name__, step)
+        tell_step(self, step, is_stock=bool(reason))
         return not reason
 
     def _step_on(self, device: torch.device) -> str:

@@ -9,8 +9,6 @@ change while atoms move is kept, and neighbours are searched within a skin.
 from __future__ import annotations
 
 import functools
-import itertools
-import logging
 from dataclasses import dataclass
 from typing import Any
 
@@ -21,117 +19,33 @@ from torch import Tensor
 from autotune.models.accelerate import accelerate
 from autotune.models.capture import CapturedModel
 from autotune.models.capture import capture as captured
-from autotune.models.neighbors import AtomicGraph, Candidates, NeighborList, missing_search
+from autotune.models.neighbors import BatchNeighbors, missing_search
 from autotune.models.package import Package
 from autotune.models.stand_ins import Acceleration
+from autotune.models.step import tell_step
 from autotune.models.whole_model import PACKAGES
 from kernelgen.errors import InputError
-
-LOG = logging.getLogger("equitune")
-
-
-class BatchNeighbors:
-    """The edges of a batch's systems as their atoms move; those of a system are searched anew only when needed.
-
-    cutoff: in angstrom. searches: of single systems, so far.
-    """
-
-    def __init__(self, cutoff: float, device: torch.device) -> None:
-        self.list = NeighborList(cutoff, device)
-        self._found: list[Candidates] = []
-        self._sizes: list[int] = []
-        self._pbc = np.zeros(3, dtype=bool)
-
-    @property
-    def searches(self) -> int:
-        return self.list.searches
-
-    def graph(self, positions: Tensor, cells: Tensor, pbc: np.ndarray, system: Tensor, sizes: list[int]) -> AtomicGraph:
-        """The graph of positions [atoms, 3] and cells [systems, 3, 3] in float64, periodic along ``pbc`` [3].
-
-        system [atoms]: of each atom, ascending. sizes: atoms of each system. Waits for the device. Raises InputError
-        for what is not finite, and for a periodic direction without a vector.
-        """
-        serving: dict[int, Candidates] = {}
-        if self._found and sizes == self._sizes and (pbc == self._pbc).all():
-            serves = self._serve(positions, cells, system).tolist()
-            serving = {number: pairs for number, pairs in enumerate(self._found) if serves[number]}
-        if len(serving) < len(sizes):
-            self._found = []  # while others are searched, which may fail
-            self._sizes, self._pbc = sizes, pbc
-            self._search(serving, positions, cells)
-        offsets = _rows_times(self._unit_shifts, cells, self._system)
-        vectors = positions[self._neighbors] - positions[self._centers] + offsets
-        near = (vectors.square().sum(-1) < self.list.cutoff**2).nonzero().squeeze(-1)
-        rows = (self._centers, self._neighbors, self._unit_shifts, offsets, vectors)
-        periodic = torch.from_numpy(pbc).to(positions.device)
-        return AtomicGraph(positions, cells, periodic, *(row.index_select(0, near) for row in rows))
-
-    def _serve(self, positions: Tensor, cells: Tensor, system: Tensor) -> Tensor:
-        """Whether no pair within the cutoff can be missing, [systems].
-
-        As :meth:`Candidates.serve` says, with a bound below the least singular value of a strain 1 + d: 1 - |d|.
-        """
-        change = self._inverses @ (cells - self._cells)
-        followed = self._positions + _rows_times(self._positions, change, system)
-        moved = (positions - followed).square().sum(-1)
-        way = moved.new_zeros(len(cells)).index_reduce_(0, system, moved, "amax").sqrt()
-        least = 1 - change.square().sum((-2, -1)).sqrt()
-        return least * (self.list.cutoff + self.list.skin) - 2 * way >= self.list.cutoff
-
-    def _search(self, serving: dict[int, Candidates], positions: Tensor, cells: Tensor) -> None:
-        """Search the candidates of all systems but those of ``serving``, and put all into one batch."""
-        device, starts = positions.device, np.cumsum([0, *self._sizes])
-        on_host, cells_there = positions.cpu().numpy(), cells.cpu().numpy()
-        found = [
-            serving.get(number) or self.list.searched(on_host[start:end], cells_there[number], self._pbc)
-            for number, (start, end) in enumerate(itertools.pairwise(starts))
-        ]
-        counts = torch.tensor([len(pairs.centers) for pairs in found])
-        self._system = torch.arange(len(found)).repeat_interleave(counts).to(device)
-        first = torch.from_numpy(starts).to(device)[self._system]
-        self._centers = torch.cat([pairs.centers for pairs in found]) + first
-        self._neighbors = torch.cat([pairs.neighbors for pairs in found]) + first
-        self._unit_shifts = torch.cat([pairs.unit_shifts for pairs in found])
-        searched = (
-            np.concatenate([pairs.positions for pairs in found]),
-            np.stack([pairs.cell for pairs in found]),
-            np.stack([_inverse(pairs.cell) for pairs in found]),
-        )
-        self._positions, self._cells, self._inverses = (torch.from_numpy(rows).to(device) for rows in searched)
-        self._found = found
-
-
-def _inverse(cell: np.ndarray) -> np.ndarray:
-    """Of a cell without volume a matrix by which any change of it is too large."""
-    return np.linalg.inv(cell) if np.linalg.matrix_rank(cell) == 3 else np.full((3, 3), 1e30)
-
-
-def _rows_times(rows: Tensor, matrices: Tensor, of: Tensor) -> Tensor:
-    """Each row [rows, 3] times the matrix [matrices, 3, 3] that is its own, of whose number ``of`` knows."""
-    if len(matrices) == 1:
-        return rows @ matrices[0]
-    return (rows[:, :, None] * matrices[of]).sum(1)
 
 
 @dataclass
 class _Kept:
-    """A model's inputs of a batch of systems, and what they were made of."""
+    """A model's inputs of a batch of systems, and what they were made of.
 
-    numbers: Tensor
-    system: Tensor
-    pbc: np.ndarray
+    of: numbers and systems of atoms, and periodicity. options: of the class. pbc: on the host.
+    """
+
+    of: tuple[Tensor, Tensor, Tensor]
     options: tuple[Any, ...]
+    pbc: np.ndarray
     inputs: dict[str, Any]
     sizes: list[int]
 
-    def is_of(self, state: Any, pbc: np.ndarray, options: tuple[Any, ...]) -> bool:
-        """Whether the state has these systems; waits for the device."""
-        same = state.atomic_numbers.shape == self.numbers.shape and options == self.options
-        if not same or (pbc != self.pbc).any():
+    def is_of(self, of: tuple[Tensor, Tensor, Tensor], options: tuple[Any, ...]) -> bool:
+        """Whether a state has these systems; waits for the device."""
+        pairs = list(zip(of, self.of, strict=True))
+        if options != self.options or any(one.shape != other.shape for one, other in pairs):
             return False
-        equal = (state.atomic_numbers == self.numbers) & (state.system_idx == self.system)
-        return bool(equal.all())
+        return bool(torch.stack([(one == other).all() for one, other in pairs]).all())
 
 
 class _Asked(Exception):
@@ -178,9 +92,7 @@ class QuickModel:
         """energy [systems], forces [atoms, 3] and stress [systems, 3, 3] in torch-sim's units."""
         reason = self.why_stock() or ("they are no state" if isinstance(state, dict) else "")
         step = f"the class's own, because {reason}" if reason else f"inputs kept on {self.device}"  # type: ignore[attr-defined]
-        if step != self.step:
-            self.step = step
-            LOG.log(logging.WARNING if reason else logging.INFO, "%s: steps with %s", type(self).__name__, step)
+        tell_step(self, step, is_stock=bool(reason))
         if not reason:
             return self._quick(state)
         if hasattr(self.model, "set_is_batch_data"):  # type: ignore[attr-defined]
@@ -192,11 +104,10 @@ class QuickModel:
         wrapper: Any = self
         if state.device != wrapper.device:
             state = state.to(wrapper.device)
-        pbc = torch.as_tensor(state.pbc).expand(3).cpu().numpy()
-        kept = self._inputs_of(state, pbc)
+        kept = self._inputs_of(state)
         assert self.neighbors is not None
         positions, cells = state.positions.detach().double(), state.row_vector_cell.detach().double()
-        graph = self.neighbors.graph(positions, cells, pbc, kept.system, kept.sizes)
+        graph = self.neighbors.graph(positions, cells, kept.pbc, kept.of[1], kept.sizes)
         inputs = dict(kept.inputs)
         for name, value in self._package.moving(wrapper.model, graph).items():
             inputs[name] = value.to(kept.inputs[name].dtype)
@@ -205,11 +116,12 @@ class QuickModel:
         found = {"energy": out.energy, "forces": out.forces, "stress": out.stress}
         return {name: value.detach() for name, value in found.items() if value is not None}
 
-    def _inputs_of(self, state: Any, pbc: np.ndarray) -> _Kept:
+    def _inputs_of(self, state: Any) -> _Kept:
         """Those of the last step, or what the class itself gives its model for such systems."""
         wrapper: Any = self
         options = (getattr(wrapper, "_head_index", None), getattr(wrapper, "modal", None), id(wrapper.model))
-        if self._kept is None or not self._kept.is_of(state, pbc, options):
+        of = (state.atomic_numbers, state.system_idx, torch.as_tensor(state.pbc, device=wrapper.device).expand(3))
+        if self._kept is None or not self._kept.is_of(of, options):
             self._kept = None  # while they are made, which may fail
             model, wrapper.model = wrapper.model, _InputsOnly()
             try:
@@ -219,9 +131,9 @@ class QuickModel:
             finally:
                 wrapper.model = model
             given = dict(given) if isinstance(given, dict) else given.to_dict()
-            sizes = state.system_idx.bincount().tolist()
-            system = state.system_idx.clone()
-            self._kept = _Kept(state.atomic_numbers.clone(), system, pbc, options, given, sizes)
+            numbers, system, pbc = (one.clone() for one in of)
+            sizes = system.bincount().tolist()
+            self._kept = _Kept((numbers, system, pbc), options, pbc.cpu().numpy(), given, sizes)
             cutoff = float(self._package.cutoff(model))
             if self.neighbors is None or self.neighbors.list.cutoff != cutoff:
                 self.neighbors = BatchNeighbors(cutoff, torch.device(wrapper.device))

@@ -17,8 +17,7 @@ pytest.importorskip("matscipy", reason="matscipy is not installed")
 
 from ase.neighborlist import primitive_neighbor_list
 
-from autotune.models.neighbors import AtomicGraph, MatscipySearch, NeighborList, VesinSearch, search_box
-from autotune.models.torch_sim import BatchNeighbors
+from autotune.models.neighbors import AtomicGraph, BatchNeighbors, MatscipySearch, NeighborList, VesinSearch, search_box
 from kernelgen.errors import InputError
 
 CPU = torch.device("cpu")
