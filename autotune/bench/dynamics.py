@@ -27,9 +27,10 @@ from ase.stress import voigt_6_to_full_3x3_stress
 from autotune.bench.contenders import SYMMETRIX
 from autotune.measure.timing import synchronize
 from autotune.models.capture import CapturedModel
+from autotune.models.launch import OneLaunch
 from autotune.models.neighbors import NeighborList
 from autotune.models.package import default_dtype
-from autotune.models.step import OneLaunch, QuickSteps, quicken
+from autotune.models.step import QuickSteps, quicken
 from autotune.models.whole_model import WholeModel
 from autotune.text import is_ours
 

@@ -14,7 +14,7 @@ import math
 import os
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -66,6 +66,24 @@ class AtomicGraph:
         return torch.stack((self.centers, self.neighbors))
 
 
+class Frame(NamedTuple):
+    """Atoms on the host: positions [atoms, 3] and cell [3, 3] in angstrom, float64; periodic along ``pbc`` [3]."""
+
+    positions: np.ndarray
+    cell: np.ndarray
+    pbc: np.ndarray
+
+
+class Batch(NamedTuple):
+    """Atoms of systems on the device: positions [atoms, 3] and cells [systems, 3, 3] in angstrom."""
+
+    positions: Tensor
+    cells: Tensor
+
+    def in_double(self) -> tuple[Tensor, Tensor]:
+        return self.positions.double(), self.cells.double()
+
+
 @dataclass(frozen=True)
 class Candidates:
     """Pairs [pairs] nearer than ``reach``, of atoms that were at ``positions`` (host) in ``cell`` with ``pbc``."""
@@ -101,9 +119,9 @@ class Candidates:
         offsets = self.unit_shifts @ cell
         return offsets, positions[self.neighbors] - positions[self.centers] + offsets
 
-    def edges(self, positions: np.ndarray, cell: np.ndarray, cutoff: float) -> int:
+    def edges(self, atoms: Frame, cutoff: float) -> int:
         """How many pairs are within the cutoff; waits for the device."""
-        there = (torch.from_numpy(values).to(self.unit_shifts.device) for values in (positions, cell))
+        there = (torch.from_numpy(values).to(self.unit_shifts.device) for values in (atoms.positions, atoms.cell))
         return int((self.vectors(*there)[1].square().sum(-1) < cutoff**2).sum())
 
 
@@ -168,6 +186,70 @@ def _within(cutoff: float, positions: Tensor, cell: Tensor, pbc: np.ndarray, row
     return AtomicGraph(positions, cell, periodic, *(row.index_select(0, near) for row in rows))
 
 
+@dataclass(frozen=True)
+class BatchCandidates:
+    """Candidates of a batch's systems, on the device, beside where their atoms were.
+
+    positions [atoms, 3] and cells [systems, 3, 3] in float64, inverses: of the cells. reach [systems]: all pairs that
+    were nearer are candidates. of_atoms [atoms], of_pairs [pairs]: numbers of systems. centers, neighbors [pairs]:
+    numbers of atoms in the batch. unit_shifts [pairs, 3].
+    """
+
+    positions: Tensor
+    cells: Tensor
+    inverses: Tensor
+    reach: Tensor
+    of_atoms: Tensor
+    of_pairs: Tensor
+    centers: Tensor
+    neighbors: Tensor
+    unit_shifts: Tensor
+
+    @classmethod
+    def empty(cls, atoms: int, systems: int, pairs: int, device: torch.device) -> BatchCandidates:
+        """Room for so many."""
+        zeros = functools.partial(torch.zeros, device=device)
+        return cls(
+            positions=zeros(atoms, 3, dtype=torch.float64),
+            cells=zeros(systems, 3, 3, dtype=torch.float64),
+            inverses=zeros(systems, 3, 3, dtype=torch.float64),
+            reach=zeros(systems, dtype=torch.float64),
+            of_atoms=zeros(atoms, dtype=torch.long),
+            of_pairs=zeros(pairs, dtype=torch.long),
+            centers=zeros(pairs, dtype=torch.long),
+            neighbors=zeros(pairs, dtype=torch.long),
+            unit_shifts=zeros(pairs, 3, dtype=torch.float64),
+        )
+
+    def put(self, given: object) -> None:
+        """Copy what others have on a device to the first rows; positions of further atoms become zero."""
+        self.positions.zero_()
+        for name, rows in vars(given).items():
+            if isinstance(rows, Tensor):
+                getattr(self, name)[: len(rows)] = rows
+
+    def serve(self, positions: Tensor, cells: Tensor, cutoff: float) -> Tensor:
+        """Whether no pair within the cutoff can be missing, [systems].
+
+        As :meth:`Candidates.serve` says, with a bound below the least singular value of a strain 1 + d: 1 - |d|.
+        """
+        change = self.inverses @ (cells - self.cells)
+        followed = self.positions + _rows_times(self.positions, change, self.of_atoms)
+        moved = (positions - followed).square().sum(-1)
+        way = moved.new_zeros(len(cells)).index_reduce_(0, self.of_atoms, moved, "amax").sqrt()
+        least = 1 - change.square().sum((-2, -1)).sqrt()
+        return least * self.reach - 2 * way >= cutoff
+
+    def vectors(self, positions: Tensor, cells: Tensor) -> tuple[Tensor, Tensor]:
+        """Offsets and vectors [pairs, 3] of atoms that are at ``positions`` in ``cells``."""
+        offsets = _rows_times(self.unit_shifts, cells, self.of_pairs)
+        return offsets, positions[self.neighbors] - positions[self.centers] + offsets
+
+    def edges(self, atoms: Batch, cutoff: float) -> int:
+        """How many pairs are within the cutoff; waits for the device."""
+        return int((self.vectors(*atoms.in_double())[1].square().sum(-1) < cutoff**2).sum())
+
+
 class BatchNeighbors:
     """The edges of a batch's systems as their atoms move; those of a system are searched anew only when needed.
 
@@ -176,6 +258,7 @@ class BatchNeighbors:
 
     def __init__(self, cutoff: float, device: torch.device) -> None:
         self.list = NeighborList(cutoff, device)
+        self.last: BatchCandidates | None = None
         self._found: list[Candidates] = []
         self._sizes: list[int] = []
         self._pbc = np.zeros(3, dtype=bool)
@@ -190,52 +273,52 @@ class BatchNeighbors:
         system [atoms]: of each atom, ascending. sizes: atoms of each system. Waits for the device. Raises InputError
         for what is not finite, and for a periodic direction without a vector.
         """
-        serving: dict[int, Candidates] = {}
-        if self._found and sizes == self._sizes and (pbc == self._pbc).all():
-            serves = self._serve(positions, cells, system).tolist()
-            serving = {number: pairs for number, pairs in enumerate(self._found) if serves[number]}
-        if len(serving) < len(sizes):
-            self._found = []  # while others are searched, which may fail
-            self._sizes, self._pbc = sizes, pbc
-            self._search(serving, positions, cells)
-        offsets = _rows_times(self._unit_shifts, cells, self._system)
-        vectors = positions[self._neighbors] - positions[self._centers] + offsets
-        rows = (self._centers, self._neighbors, self._unit_shifts, offsets, vectors)
+        pairs = self.candidates(positions, cells, pbc, system, sizes)
+        rows = (pairs.centers, pairs.neighbors, pairs.unit_shifts, *pairs.vectors(positions, cells))
         return _within(self.list.cutoff, positions, cells, pbc, rows)
 
-    def _serve(self, positions: Tensor, cells: Tensor, system: Tensor) -> Tensor:
-        """Whether no pair within the cutoff can be missing, [systems].
+    def candidates(
+        self, positions: Tensor, cells: Tensor, pbc: np.ndarray, system: Tensor, sizes: list[int]
+    ) -> BatchCandidates:
+        """Those of the last searches, of systems that they serve, and of new ones; of :meth:`graph`'s arguments."""
+        last, self.last = self.last, None  # while some are searched, which may fail
+        serving: dict[int, Candidates] = {}
+        if last is not None and sizes == self._sizes and (pbc == self._pbc).all():
+            serves = last.serve(positions, cells, self.list.cutoff).tolist()
+            serving = {number: pairs for number, pairs in enumerate(self._found) if serves[number]}
+        if last is None or len(serving) < len(sizes):
+            self._sizes, self._pbc = sizes, pbc
+            last = self._searched(serving, positions, cells, system)
+        self.last = last
+        return last
 
-        As :meth:`Candidates.serve` says, with a bound below the least singular value of a strain 1 + d: 1 - |d|.
-        """
-        change = self._inverses @ (cells - self._cells)
-        followed = self._positions + _rows_times(self._positions, change, system)
-        moved = (positions - followed).square().sum(-1)
-        way = moved.new_zeros(len(cells)).index_reduce_(0, system, moved, "amax").sqrt()
-        least = 1 - change.square().sum((-2, -1)).sqrt()
-        return least * (self.list.cutoff + self.list.skin) - 2 * way >= self.list.cutoff
-
-    def _search(self, serving: dict[int, Candidates], positions: Tensor, cells: Tensor) -> None:
-        """Search the candidates of all systems but those of ``serving``, and put all into one batch."""
+    def _searched(
+        self, serving: dict[int, Candidates], positions: Tensor, cells: Tensor, system: Tensor
+    ) -> BatchCandidates:
+        """Those of all systems in one batch, after a search of all but ``serving``."""
         device, starts = positions.device, np.cumsum([0, *self._sizes])
         on_host, cells_there = positions.cpu().numpy(), cells.cpu().numpy()
-        found = [
+        self._found = found = [
             serving.get(number) or self.list.searched(on_host[start:end], cells_there[number], self._pbc)
             for number, (start, end) in enumerate(itertools.pairwise(starts))
         ]
         counts = torch.tensor([len(pairs.centers) for pairs in found])
-        self._system = torch.arange(len(found)).repeat_interleave(counts).to(device)
-        first = torch.from_numpy(starts).to(device)[self._system]
-        self._centers = torch.cat([pairs.centers for pairs in found]) + first
-        self._neighbors = torch.cat([pairs.neighbors for pairs in found]) + first
-        self._unit_shifts = torch.cat([pairs.unit_shifts for pairs in found])
-        searched = (
-            np.concatenate([pairs.positions for pairs in found]),
-            np.stack([pairs.cell for pairs in found]),
-            np.stack([_inverse(pairs.cell) for pairs in found]),
+        of_pairs = torch.arange(len(found)).repeat_interleave(counts).to(device)
+        first = torch.from_numpy(starts).to(device)[of_pairs]
+        searched = {
+            "positions": np.concatenate([pairs.positions for pairs in found]),
+            "cells": np.stack([pairs.cell for pairs in found]),
+            "inverses": np.stack([_inverse(pairs.cell) for pairs in found]),
+            "reach": np.array([pairs.reach for pairs in found]),
+        }
+        return BatchCandidates(
+            **{name: torch.from_numpy(rows).to(device) for name, rows in searched.items()},
+            of_atoms=system.clone(),
+            of_pairs=of_pairs,
+            centers=torch.cat([pairs.centers for pairs in found]) + first,
+            neighbors=torch.cat([pairs.neighbors for pairs in found]) + first,
+            unit_shifts=torch.cat([pairs.unit_shifts for pairs in found]),
         )
-        self._positions, self._cells, self._inverses = (torch.from_numpy(rows).to(device) for rows in searched)
-        self._found = found
 
 
 def _inverse(cell: np.ndarray) -> np.ndarray:

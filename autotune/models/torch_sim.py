@@ -19,8 +19,9 @@ from torch import Tensor
 from autotune.models.accelerate import accelerate
 from autotune.models.capture import CapturedModel
 from autotune.models.capture import capture as captured
-from autotune.models.neighbors import BatchNeighbors, missing_search
-from autotune.models.package import Package
+from autotune.models.launch import FromDevice, OneLaunch
+from autotune.models.neighbors import Batch, BatchCandidates, BatchNeighbors, missing_search
+from autotune.models.package import Outputs, Package
 from autotune.models.stand_ins import Acceleration
 from autotune.models.step import tell_step
 from autotune.models.whole_model import PACKAGES
@@ -31,7 +32,8 @@ from kernelgen.errors import InputError
 class _Kept:
     """A model's inputs of a batch of systems, and what they were made of.
 
-    of: numbers and systems of atoms, and periodicity. options: of the class. pbc: on the host.
+    of: numbers and systems of atoms, and periodicity, on the device. options: of the class. pbc: on the host. sizes:
+    atoms of each system. seen: a state's own, when they were last equal. pairs: of the last launch.
     """
 
     of: tuple[Tensor, Tensor, Tensor]
@@ -39,13 +41,34 @@ class _Kept:
     pbc: np.ndarray
     inputs: dict[str, Any]
     sizes: list[int]
+    seen: list[tuple[Any, int]]
+    pairs: BatchCandidates | None = None
 
-    def is_of(self, of: tuple[Tensor, Tensor, Tensor], options: tuple[Any, ...]) -> bool:
-        """Whether a state has these systems; waits for the device."""
-        pairs = list(zip(of, self.of, strict=True))
-        if options != self.options or any(one.shape != other.shape for one, other in pairs):
+    def is_of(self, state: Any, options: tuple[Any, ...], device: torch.device) -> bool:
+        """Whether a state has these systems; waits for the device, unless they are the tensors of the last step."""
+        if options != self.options:
             return False
-        return bool(torch.stack([(one == other).all() for one, other in pairs]).all())
+        seen = _versions(state)
+        if all(one is other and version == last for (one, version), (other, last) in zip(seen, self.seen, strict=True)):
+            return True
+        pairs = list(zip(_of(state, device), self.of, strict=True))
+        if any(one.shape != other.shape for one, other in pairs):
+            return False
+        if not torch.stack([(one == other).all() for one, other in pairs]).all():
+            return False
+        self.seen = seen
+        return True
+
+
+def _of(state: Any, device: torch.device) -> tuple[Tensor, Tensor, Tensor]:
+    """Numbers and systems of atoms, and periodicity [3]."""
+    return state.atomic_numbers, state.system_idx, torch.as_tensor(state.pbc, device=device).expand(3)
+
+
+def _versions(state: Any) -> list[tuple[Any, int]]:
+    """The same as a state has them, and how often each was written to."""
+    rows = (state.atomic_numbers, state.system_idx, state.pbc)
+    return [(one, one._version if isinstance(one, Tensor) else 0) for one in rows]
 
 
 class _Asked(Exception):
@@ -60,6 +83,37 @@ class _InputsOnly(torch.nn.Module):
         raise _Asked
 
 
+class _Refused(Exception):
+    """The captured model would leave such inputs to the model itself."""
+
+
+class _Launched:
+    """In the place of a captured model: its results for ``inputs`` of a batch, whose positions it takes itself."""
+
+    def __init__(self, wrapper: QuickModel, batch: Batch) -> None:
+        self._wrapper, self._batch = wrapper, batch
+
+    def __call__(self, given: Any, **options: Any) -> dict[str, Any]:
+        wrapper, batch = self._wrapper, self._batch
+        model: CapturedModel = wrapper.model  # type: ignore[attr-defined]
+        kept, launch = wrapper._kept, wrapper._launch
+        assert kept is not None
+        if launch is None or launch.model is not model or launch.options != options:
+            names = tuple(model.package.results)
+            assert wrapper.neighbors is not None
+            wrapper._launch = launch = OneLaunch(FromDevice, model, wrapper.neighbors.list.cutoff, names, options)
+        pairs = kept.pairs or wrapper.searched(batch)
+        launch.begin(batch, pairs)
+        if launch.refuses(kept.inputs):
+            raise _Refused
+        while (found := launch.end(batch, kept.inputs, pairs)) is None:
+            pairs = wrapper.searched(batch)
+        return model.package.answer(model.model, given, found)
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._wrapper.model, name)  # type: ignore[attr-defined]
+
+
 class QuickModel:
     """Mixed into a torch-sim model, before its class.
 
@@ -70,10 +124,11 @@ class QuickModel:
     step: str = ""
     neighbors: BatchNeighbors | None = None
     _kept: _Kept | None = None
+    _launch: OneLaunch[Batch] | None = None
     _package: Package
 
     def __reduce__(self) -> tuple[Any, ...]:
-        state = {name: value for name, value in vars(self).items() if name not in ("_kept", "neighbors")}
+        state = {name: value for name, value in vars(self).items() if name not in ("_kept", "_launch", "neighbors")}
         return _new, (type(self).__mro__[2],), state
 
     def why_stock(self) -> str:
@@ -105,23 +160,47 @@ class QuickModel:
         if state.device != wrapper.device:
             state = state.to(wrapper.device)
         kept = self._inputs_of(state)
-        assert self.neighbors is not None
-        positions, cells = state.positions.detach().double(), state.row_vector_cell.detach().double()
-        graph = self.neighbors.graph(positions, cells, kept.pbc, kept.of[1], kept.sizes)
-        inputs = dict(kept.inputs)
-        for name, value in self._package.moving(wrapper.model, graph).items():
-            inputs[name] = value.to(kept.inputs[name].dtype)
-        with torch.enable_grad():
-            out = self._package.evaluate(wrapper.model, inputs, training=False, stress=True)
+        batch = Batch(state.positions.detach(), state.row_vector_cell.detach())
+        out = self._launched(kept, batch) or self._evaluated(wrapper.model, self._moved(batch))
         found = {"energy": out.energy, "forces": out.forces, "stress": out.stress}
         return {name: value.detach() for name, value in found.items() if value is not None}
+
+    def _launched(self, kept: _Kept, batch: Batch) -> Outputs | None:
+        """Those of one launch, if the model is captured for such inputs."""
+        if not isinstance(self.model, CapturedModel):  # type: ignore[attr-defined]
+            return None
+        try:
+            return self._evaluated(_Launched(self, batch), kept.inputs)
+        except _Refused:
+            return None
+
+    @torch.enable_grad()
+    def _evaluated(self, model: Any, inputs: dict[str, Any]) -> Outputs:
+        return self._package.evaluate(model, inputs, training=False, stress=True)
+
+    def _moved(self, batch: Batch) -> dict[str, Any]:
+        """The model's inputs of the atoms where they are now."""
+        kept, neighbors = self._kept, self.neighbors
+        assert kept is not None and neighbors is not None
+        graph = neighbors.graph(*batch.in_double(), kept.pbc, kept.of[1], kept.sizes)
+        moving = self._package.moving(self.model, graph)  # type: ignore[attr-defined]
+        return kept.inputs | {name: value.to(kept.inputs[name].dtype) for name, value in moving.items()}
+
+    def searched(self, batch: Batch) -> BatchCandidates:
+        """Candidates that serve, others than those that did not; waits for the device."""
+        kept, neighbors = self._kept, self.neighbors
+        assert kept is not None and neighbors is not None
+        last = kept.pairs
+        while (pairs := neighbors.candidates(*batch.in_double(), kept.pbc, kept.of[1], kept.sizes)) is last:
+            neighbors.last = None  # by its rounding a launch found that they do not serve
+        kept.pairs = pairs
+        return pairs
 
     def _inputs_of(self, state: Any) -> _Kept:
         """Those of the last step, or what the class itself gives its model for such systems."""
         wrapper: Any = self
         options = (getattr(wrapper, "_head_index", None), getattr(wrapper, "modal", None), id(wrapper.model))
-        of = (state.atomic_numbers, state.system_idx, torch.as_tensor(state.pbc, device=wrapper.device).expand(3))
-        if self._kept is None or not self._kept.is_of(of, options):
+        if self._kept is None or not self._kept.is_of(state, options, wrapper.device):
             self._kept = None  # while they are made, which may fail
             model, wrapper.model = wrapper.model, _InputsOnly()
             try:
@@ -131,9 +210,9 @@ class QuickModel:
             finally:
                 wrapper.model = model
             given = dict(given) if isinstance(given, dict) else given.to_dict()
-            numbers, system, pbc = (one.clone() for one in of)
+            numbers, system, pbc = (one.clone() for one in _of(state, wrapper.device))
             sizes = system.bincount().tolist()
-            self._kept = _Kept((numbers, system, pbc), options, pbc.cpu().numpy(), given, sizes)
+            self._kept = _Kept((numbers, system, pbc), options, pbc.cpu().numpy(), given, sizes, _versions(state))
             cutoff = float(self._package.cutoff(model))
             if self.neighbors is None or self.neighbors.list.cutoff != cutoff:
                 self.neighbors = BatchNeighbors(cutoff, torch.device(wrapper.device))

@@ -24,8 +24,8 @@ from model_cases import MODULES, imidazole, needs
 from autotune.models import neighbors, step
 from autotune.models.accelerate import accelerate, restore
 from autotune.models.capture import CapturedModel
+from autotune.models.launch import OneLaunch
 from autotune.models.package import default_dtype
-from autotune.models.step import OneLaunch
 from kernelgen.errors import InputError, ToolMissingError
 
 of_all = pytest.mark.parametrize("package", [pytest.param(name, id=name, marks=needs(name)) for name in MODULES])

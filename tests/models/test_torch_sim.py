@@ -15,7 +15,7 @@ import pytest
 import torch
 from ase import Atoms
 from calculator_cases import model_for
-from captured_cases import in_a_box
+from captured_cases import in_a_box, on_devices
 from model_cases import CUTOFF, MODULES, imidazole, needs, symbols_in
 
 pytest.importorskip("torch_sim", reason="torch-sim is not installed")
@@ -25,7 +25,6 @@ import torch_sim as ts
 from autotune.models.torch_sim import accelerate_torch_sim
 from kernelgen.errors import InputError
 
-CPU = torch.device("cpu")
 IS_NEW = tuple(map(int, version("torch-sim-atomistic").split(".")[:2])) > (0, 3)
 PACKAGES = [name for name in MODULES if IS_NEW or name != "sevennet"]
 of_all = pytest.mark.parametrize("package", [pytest.param(name, id=name, marks=needs(name)) for name in PACKAGES])
@@ -41,22 +40,22 @@ def tolerance(package: str) -> float:
     return 1e-5 if package == "sevennet" else 1e-10
 
 
-def wrapped(package: str) -> Any:
+def wrapped(package: str, device: str = "cpu") -> Any:
     """torch-sim's model around a stock one; the same weights each time."""
-    model = model_for(package, dtype_of(package))
+    model, there = model_for(package, dtype_of(package)).to(device), torch.device(device)
     if package == "mace":
         from torch_sim.models.mace import MaceModel
 
-        return MaceModel(model, device=CPU, dtype=torch.float64)
+        return MaceModel(model, device=there, dtype=torch.float64)
     if package == "sevennet":
         from sevenn.torchsim import SevenNetModel
 
-        return SevenNetModel(model, device=CPU)
+        return SevenNetModel(model, device=there)
     from nequip.data.transforms import ChemicalSpeciesToAtomTypeMapper, NeighborListTransform
     from nequip.integrations.torchsim import NequIPTorchSimCalc
 
     transforms = [ChemicalSpeciesToAtomTypeMapper(symbols_in(imidazole())), NeighborListTransform(r_max=CUTOFF)]
-    return NequIPTorchSimCalc(model, CPU, transforms=transforms)
+    return NequIPTorchSimCalc(model, there, transforms=transforms)
 
 
 def systems() -> list[Atoms]:
@@ -64,8 +63,8 @@ def systems() -> list[Atoms]:
     return [imidazole(), crystal[:20]]
 
 
-def state_of(atoms: list[Atoms], package: str) -> Any:
-    return ts.io.atoms_to_state(atoms, device=CPU, dtype=dtype_of(package))
+def state_of(atoms: list[Atoms], package: str, device: str = "cpu") -> Any:
+    return ts.io.atoms_to_state(atoms, device=torch.device(device), dtype=dtype_of(package))
 
 
 def assert_equal_values(ours: Any, stock: Any, state: Any, package: str) -> None:
@@ -79,16 +78,17 @@ def assert_equal_values(ours: Any, stock: Any, state: Any, package: str) -> None
 
 @of_all
 @captured_too
-def test_energies_forces_and_stress_are_stocks(package: str, capture: bool) -> None:
+@on_devices
+def test_energies_forces_and_stress_are_stocks(package: str, capture: bool, device: str) -> None:
     """Of a batch that moves, and of other systems."""
-    ours, stock = wrapped(package), wrapped(package)
+    ours, stock = wrapped(package, device), wrapped(package, device)
     assert any(place.replaced for place in accelerate_torch_sim(ours, capture=capture).places)
     for atoms in (systems(), systems()[::-1], systems()[1:]):
-        state = state_of(atoms, package)
+        state = state_of(atoms, package, device)
         for _ in range(2):
             state.positions = state.positions + 0.02 * torch.sin(10 * state.positions)
             assert_equal_values(ours, stock, state, package)
-    assert ours.step == "inputs kept on cpu"
+    assert ours.step == f"inputs kept on {device}"
     if capture:
         assert ours.model.replays == 6 and ours.model.eager_calls == 0
 
@@ -116,11 +116,13 @@ def test_dynamics_and_relaxations_end_where_stocks_do(package: str, capture: boo
 
 
 @of_all
-def test_a_system_is_searched_again_when_needed(package: str) -> None:
+@captured_too
+@on_devices
+def test_a_system_is_searched_again_when_needed(package: str, capture: bool, device: str) -> None:
     """Of two systems one moves, first little, then by more than half the skin; then cells change, and systems."""
-    ours, stock = wrapped(package), wrapped(package)
-    accelerate_torch_sim(ours)
-    state = state_of(systems(), package)
+    ours, stock = wrapped(package, device), wrapped(package, device)
+    accelerate_torch_sim(ours, capture=capture)
+    state = state_of(systems(), package, device)
     for way, searches in ((0.0, 2), (0.2, 2), (0.2, 3), (0.0, 3)):
         state.positions[0] += way
         assert_equal_values(ours, stock, state, package)
@@ -130,26 +132,35 @@ def test_a_system_is_searched_again_when_needed(package: str) -> None:
         state.positions = state.positions * torch.where(state.system_idx == 1, stretch, 1.0)[:, None].to(state.dtype)
         assert_equal_values(ours, stock, state, package)
         assert ours.neighbors.searches == searches
-    for others in (systems()[::-1], systems()[:1], [imidazole()] * 3, systems()):
-        assert_equal_values(ours, stock, state_of(others, package), package)
-    state = state_of(systems(), package)
+    for others in (systems()[::-1], systems()[:1], [imidazole()] * 3, systems(), [imidazole(), in_a_box()[:19]]):
+        assert_equal_values(ours, stock, state_of(others, package, device), package)
+        searches = ours.neighbors.searches
+        assert_equal_values(ours, stock, state_of(others, package, device), package)
+        assert ours.neighbors.searches == searches
+    state = state_of(systems(), package, device)
     state.positions[1, 2] = torch.nan
     with pytest.raises(InputError, match="a coordinate of atom 1 is not finite"):
         ours(state)
-    state = state_of(systems(), package)
+    state = state_of(systems(), package, device)
     # Of the system that was served when the other one's search failed: the last atom comes to the first one.
-    state.positions[-1] = state.positions[len(imidazole())] + torch.tensor([0.0, 0.9, 0.0])
+    state.positions[-1] = state.positions[len(imidazole())] + torch.tensor([0.0, 0.9, 0.0]).to(state.positions)
     assert_equal_values(ours, stock, state, package)
 
 
 @of_all
-def test_other_species_of_as_many_atoms_are_noticed(package: str) -> None:
+@captured_too
+def test_other_species_of_as_many_atoms_are_noticed(package: str, capture: bool) -> None:
+    """Of another state, and written into the same tensor."""
     ours, stock = wrapped(package), wrapped(package)
-    accelerate_torch_sim(ours)
+    accelerate_torch_sim(ours, capture=capture)
     other = imidazole()
     other.numbers = other.numbers[::-1]
+    state = state_of([imidazole()], package)
     for atoms in (imidazole(), other):
         assert_equal_values(ours, stock, state_of([atoms], package), package)
+    for numbers in (imidazole().numbers, other.numbers):
+        state.atomic_numbers.copy_(torch.from_numpy(numbers))
+        torch.testing.assert_close(ours(state)["energy"], stock(state.clone())["energy"])
 
 
 @of_all

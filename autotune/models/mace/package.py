@@ -651,7 +651,7 @@ class Mace(Package):
             "edge_index": graph.edge_index,
             "shifts": graph.offsets,
             "unit_shifts": graph.unit_shifts,
-            "cell": graph.cell if graph.cell.ndim == 3 else extended_cell(graph, model.r_max),
+            "cell": graph.cell.reshape(-1, 3) if graph.cell.ndim == 3 else extended_cell(graph, model.r_max),
         }
 
 
