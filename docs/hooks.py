@@ -20,7 +20,7 @@ from typing import Any, get_args
 from autotune.bench.model_rows import ModelRow
 from autotune.bench.model_rows import model_rows as rows_of_models
 from autotune.bench.rows import SuiteRow
-from autotune.models.whole_model import published_models
+from autotune.models.whole_model import package_named, published_models
 from autotune.report.models import PACKAGES, gains
 from autotune.text import CAPTURED, STOCK, TF32, TUNED, contender_name, geometric_mean, is_ours, path_and_form
 
@@ -313,7 +313,9 @@ def model_matrix() -> str:
         cpu, gpu = certified_paths(name, is_gpu=False), certified_paths(name, is_gpu=True)
         cells = [verdict_cell(cpu, "equitune", "CPU"), verdict_cell(gpu, "equitune", "GPU")]
         cells.append(verdict_cell(gpu, CAPTURED, "GPU"))
-        cells += [verdict_cell(gpu, peer, "GPU") for peer in PEERS]
+        package = next(one["model"]["package"] for one in certificates() if certified_name(one) == name)
+        offered = package_named(package).peers
+        cells += [verdict_cell(gpu, peer, "GPU") if peer in offered else "not offered" for peer in PEERS]
         rows = [row for row in timed if row.text("model") == name]
         for ratios in ([row.time_us(STOCK) / row.time_us(row.ours) for row in rows], [row.ratio for row in rows]):
             cells.append(mean_and_least(ratios) if any(not math.isnan(one) for one in ratios) else "not timed")

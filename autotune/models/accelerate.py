@@ -114,6 +114,7 @@ def accelerate(
     places += exchange_all(model, replacing)
     whole = _form_weights(model, where, product)
     kept = f"node features stay in layout mul_ir: {reason}" if reason else whole
+    radial.take_edge_networks(model)
     in_one_kernel = edge_network != "layers" and product != "float32"  # torch has no such kernel
     count = radial.choose_arithmetic(model, product, in_one_kernel, in_tf32=precision == "tf32")
     steps = dict.fromkeys(quicken(calculator) for calculator in calculators)

@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from autotune.models.layout import ModelLayout
     from autotune.models.neighbors import AtomicGraph
     from autotune.models.padding import Counts, Fields
-    from autotune.models.radial import RadialBlock
+    from autotune.models.radial import EdgeNetworks, RadialBlock
     from autotune.models.replace import ConvolutionBlock, Exchange, PackageProduct
 
 Parameters = Mapping[str, Any]
@@ -58,8 +58,8 @@ class Package(ABC):
     calculator finds neighbors. dtype_of_data: torch's default dtype in the programs that its calculator is made for.
 
     What :func:`autotune.accelerate` replaces: blocks that gather, multiply and sum, with a product of e3nn's (blocks)
-    or another library's (exchanges); radial_blocks, whose network gives a convolution's weights; products that are not
-    e3nn's; layouts of whole models.
+    or another library's (exchanges); radial_blocks, whose network gives a convolution's weights; other edge_networks;
+    products that are not e3nn's; layouts of whole models.
 
     What :func:`autotune.capture` takes: classes: full names of those whose ``forward`` was read. methods: what a step
     takes the place of. results: by name of a model's result, what its rows are: ``atoms`` or ``graphs``. left_out:
@@ -81,6 +81,7 @@ class Package(ABC):
     blocks: ClassVar[tuple[ConvolutionBlock, ...]] = ()
     exchanges: ClassVar[tuple[Exchange, ...]] = ()
     radial_blocks: ClassVar[tuple[RadialBlock, ...]] = ()
+    edge_networks: ClassVar[tuple[EdgeNetworks, ...]] = ()
     products: ClassVar[tuple[PackageProduct, ...]] = ()
     layouts: ClassVar[tuple[ModelLayout, ...]] = ()
 

@@ -1,6 +1,8 @@
-"""Finds the blocks whose radial network gives the weights of a convolution, and moves the last layer over there.
+"""Networks of edges: those that give the weights of a convolution leave their last layer to it, all multiply as
+``precision`` says.
 
-A package's table has ``radial_blocks``: its kinds of such blocks.
+A package's table has ``radial_blocks``: its kinds of blocks with networks of the former kind; and ``edge_networks``:
+modules with networks whose rows are edges and that end in no convolution.
 """
 
 from __future__ import annotations
@@ -36,6 +38,24 @@ class RadialBlock(NamedTuple):
         return any(module == self.module and name in self.names for module, name in kinds)
 
 
+class EdgeNetworks(NamedTuple):
+    """One kind of module, by its class, and its attributes that are networks, or lists of them."""
+
+    module: str
+    name: str
+    networks: tuple[str, ...]
+
+
+def take_edge_networks(model: torch.nn.Module) -> None:
+    """Have networks that end in no convolution multiply as :func:`choose_arithmetic` says."""
+    known = {(kind.module, kind.name): kind.networks for kind in of_packages("edge_networks")}
+    for block in list(model.modules()):
+        for attribute in known.get((home_of(type(block)), type(block).__qualname__), ()):
+            for network in block.get_submodule(attribute).modules():
+                if name := _shortened_name(network):
+                    retype(network, name)
+
+
 def form_weights_inside(model: torch.nn.Module, **how: Any) -> int:
     """Have convolutions form the weights of their edges; the number of those that do.
 
@@ -68,8 +88,15 @@ def undo_weights_inside(model: torch.nn.Module) -> None:
 _SHORTENED = {
     ("e3nn.nn._fc", "FullyConnectedNet"): "autotune.models.radial:ShortenedFullyConnectedNet",
     ("mace.modules.radial", "RadialMLP"): "autotune.models.mace.patched:ShortenedRadialMLP",
-    ("nequip.nn.mlp", "ScalarMLPFunction"): "autotune.models.nequip.patched:ShortenedScalarMLP",
+    ("nequip.nn.mlp", "ScalarMLPFunction"): "autotune.models.nequip.patched:EdgeScalarMLP",
 }
+
+
+def _shortened_name(network: Any) -> str | None:
+    """Of the subclass for it; None if there is none."""
+    kind = type(network)
+    is_stock = "forward" not in network.__dict__ and not isinstance(network, torch.jit.ScriptModule)
+    return _SHORTENED.get((home_of(kind), kind.__qualname__)) if is_stock else None
 
 
 def shorten(network: Any) -> bool:
@@ -77,19 +104,24 @@ def shorten(network: Any) -> bool:
     if isinstance(network, AcceleratedRadial):
         network.__dict__["shortened"] = True
         return network.stops_early
-    kind = type(network)
-    name = _SHORTENED.get((home_of(kind), kind.__qualname__))
-    if name is None or "forward" in network.__dict__ or isinstance(network, torch.jit.ScriptModule):
+    name = _shortened_name(network)
+    if name is None:
         return False
     retype(network, name)
-    return network.stops_early or not take_type_back(network, name)
+    network.__dict__["shortened"] = True
+    return network.stops_early or not _take_back(network, name)
 
 
 def lengthen(network: torch.nn.Module) -> None:
-    """Undo :func:`shorten`."""
-    if any(take_type_back(network, name) for name in _SHORTENED.values()):
-        for option in ("product", "in_one_kernel", "rounds"):
-            network.__dict__.pop(option, None)
+    """Undo :func:`shorten` and :func:`take_edge_networks`."""
+    any(_take_back(network, name) for name in _SHORTENED.values())
+
+
+def _take_back(network: torch.nn.Module, name: str) -> bool:
+    is_taken = take_type_back(network, name)
+    for option in ("shortened", "product", "in_one_kernel", "rounds") if is_taken else ():
+        network.__dict__.pop(option, None)
+    return is_taken
 
 
 def choose_arithmetic(model: torch.nn.Module, product: str, in_one_kernel: bool, in_tf32: bool) -> int:

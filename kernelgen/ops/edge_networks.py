@@ -27,7 +27,7 @@ from kernelgen.ops.base import OPERATORS, rebuilds, resolve
 from kernelgen.ops.library import EXPORTED_SIZE, Maybe, define_op, used_slots, will_run
 from kernelgen.ops.node_kernels import are_there, as_bits, may_launch
 from kernelgen.problem.product import PRODUCTS
-from kernelgen.runtime.call import aligned, empty
+from kernelgen.runtime.call import aligned, empty, zeros
 from kernelgen.runtime.kernel import FixedKernel, KernelByDtype
 
 # Products ``a b`` of a tall matrix, a row an edge, with a small one; and where torch's product is taken instead.
@@ -104,6 +104,7 @@ class _Differentiable(torch.autograd.Function):
     @run_eagerly("autograd calls this outside of compiled graphs, which take torch's own")
     def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor | None, ...]:
         (g,), (a, b), (_, by_a, by_b) = gradients, ctx.saved_tensors, ctx.needs_input_grad
+        by_b = by_b and will_run(ctx.next_functions[1][0])  # forces alone need no gradient of a network's weights
         return None, ctx.form.by_a(b, g) if by_a else None, ctx.form.by_b(a, g) if by_b else None
 
 
@@ -233,8 +234,10 @@ def _curvature(x: Tensor) -> Tensor:
 # smaller than these loses digits, and what is below 2**-45 as well. In sums over rows each row of a has a scale, and
 # then 16 rows of each column of b.
 
-# A product has at most so many elements along the depth, or columns.
+# A product by these kernels has at most so many elements along the depth, or columns; others are torch's of halves.
 MOST_NARROW = 128
+# Elements along the depth that tensor cores add up before a rounded sum takes them over.
+_CHAIN = 512
 # Fragments in shared memory at a time, in pieces of 512 bytes: one step of 16 along the depth of one tile of 8 columns.
 _PIECES = 32
 _MOST_WARPS = 4
@@ -245,7 +248,7 @@ LEAST_RIGHT = 256
 
 
 def product_fits(rows: int, depth: int, columns: int) -> bool:
-    """Whether there is a kernel for ``[rows, depth] [depth, columns]``."""
+    """Whether there is one kernel for ``[rows, depth] [depth, columns]``."""
     return rows > 0 < depth and columns > 0 == depth % 4 == columns % 4 and min(depth, columns) <= MOST_NARROW
 
 
@@ -255,8 +258,9 @@ def product(a: Tensor, b: Tensor, accuracy: str = "ieee") -> Tensor:
     Float32 on one GPU. a is copied unless its rows are contiguous and aligned to 16 bytes; b has any strides.
     """
     (rows, depth), columns, device = a.shape, b.shape[1], a.get_device()
-    if a.stride(1) != 1 or a.stride(0) % 4 or a.data_ptr() % 16:
-        a = a.clone(memory_format=torch.contiguous_format)
+    if min(depth, columns) > MOST_NARROW:
+        return product_of_halves(a, b, accuracy)
+    a = _with_aligned_rows(a)
     is_wide, tiles, steps = _sizes(depth, columns)
     packed, backs = empty((tiles * steps * 32 * 4,), a), empty((tiles * 8,), a)
     out = empty((rows, columns), a)
@@ -267,6 +271,51 @@ def product(a: Tensor, b: Tensor, accuracy: str = "ieee") -> Tensor:
     pointers = (a.data_ptr(), packed.data_ptr(), backs.data_ptr(), out.data_ptr())
     kernel.launch(device, -(-rows // of_block), *pointers, rows, depth, columns, a.stride(0))
     return out
+
+
+def product_of_halves(a: Tensor, b: Tensor, accuracy: str) -> Tensor:
+    """The same where neither side is narrow: torch multiplies the halves, along ``_CHAIN`` of the depth at a time."""
+    (rows, depth), columns, device = a.shape, b.shape[1], a.get_device()
+    is_exact = PRODUCTS[accuracy] == 3
+    both = []
+    for matrix, low_first in ((a, 0), (b.t(), 1)):
+        matrix, count = _with_aligned_rows(matrix), matrix.shape[0]
+        found = torch.empty(count, depth * (1 + is_exact), dtype=torch.float16, device=a.device), empty((count,), a)
+        pointers = (matrix.data_ptr(), *(one.data_ptr() for one in found))
+        halving(accuracy).launch(device, -(-count // _MOST_WARPS), *pointers, count, depth, matrix.stride(0), low_first)
+        both.append(found)
+    (left, of_rows), (right, of_columns) = both
+    out = zeros((rows, columns), a)
+    if is_exact:
+        add_halves(out, left, right)  # high by low and low by high
+        right = right[:, depth:]
+    for begin in range(0, depth, _CHAIN):
+        end = min(begin + _CHAIN, depth)
+        add_halves(out, left[:, begin:end], right[:, begin:end])
+    blocks = -(-rows * columns // (128 * _MOST_WARPS))
+    pointers = (out.data_ptr(), of_rows.data_ptr(), of_columns.data_ptr())
+    SCALING.launch(device, blocks, *pointers, rows, columns)
+    return out
+
+
+def add_halves(out: Tensor, a: Tensor, b: Tensor) -> None:
+    """``out += a b^T`` of halves, summed in float32."""
+    torch.ops.aten.addmm.dtype_out(out, a, b.t(), torch.float32, out=out)
+
+
+def halves_fit(depth: int, columns: int) -> bool:
+    """Whether :func:`product_of_halves` is for matrices that no kernel takes. Before 2.8 torch has no such product."""
+    is_large = min(depth, columns) > MOST_NARROW and depth % 8 == 0 == columns % 8
+    has_product = hasattr(torch.ops.aten.addmm, "dtype_out")
+    # By this option of torch the sums would be of halves, too.
+    return is_large and has_product and not getattr(torch.backends.cuda.matmul, "allow_fp16_accumulation", False)
+
+
+def _with_aligned_rows(a: Tensor) -> Tensor:
+    """Copied unless each row is contiguous and begins at 16 bytes."""
+    if a.stride(1) == 1 and a.stride(0) % 4 == 0 and a.data_ptr() % 16 == 0:
+        return a
+    return a.clone(memory_format=torch.contiguous_format)
 
 
 def sums(a: Tensor, b: Tensor, accuracy: str = "ieee") -> Tensor:
@@ -288,7 +337,9 @@ def sums(a: Tensor, b: Tensor, accuracy: str = "ieee") -> Tensor:
 def multiplies(a: Tensor, b: Tensor) -> bool:
     """Whether :func:`product` is for these matrices; sizes decide first, because most products are small."""
     (rows, depth), columns = a.shape, b.shape[1]
-    return product_fits(rows, depth, columns) and takes(a, _of_product(depth, columns))
+    if product_fits(rows, depth, columns):
+        return takes(a, _of_product(depth, columns))
+    return halves_fit(depth, columns) and takes(a, _of_halves)
 
 
 def sums_up(a: Tensor, b: Tensor) -> bool:
@@ -386,6 +437,23 @@ def summing(accuracy: str = "ieee") -> FixedKernel:
 
 def _of_sums(dtype: torch.dtype) -> tuple[Source, ...]:
     return (summing().source,)
+
+
+@functools.cache
+def halving(accuracy: str = "ieee") -> FixedKernel:
+    """The kernel that turns rows into halves."""
+    source = kernel_source("equitune_tall_halves", "tall_products.cuh:halves", accuracy=accuracy, WARPS=_MOST_WARPS)
+    return FixedKernel(source, 7, 32 * _MOST_WARPS)
+
+
+# Undoes the scales of both.
+SCALING = FixedKernel(
+    kernel_source("equitune_tall_scales", "tall_products.cuh:scales", WARPS=_MOST_WARPS), 5, 32 * _MOST_WARPS
+)
+
+
+def _of_halves(dtype: torch.dtype) -> tuple[Source, ...]:
+    return (halving().source, SCALING.source)
 
 
 # What a warp's registers hold: inputs are one step of 16 along the depth, hidden features four, of one layer eight.

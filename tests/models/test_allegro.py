@@ -17,6 +17,7 @@ import weight_cases
 from allegro.nn._strided import Contracter
 from allegro_cases import CASE
 from e3nn import o3
+from fixed_kernels import take_few_edges, watched_launches
 from model_cases import DTYPES, imidazole, mof, protein
 
 from autotune.bench.contenders import build
@@ -59,6 +60,30 @@ def test_every_product_is_replaced_and_put_back() -> None:
     assert "2 of 2 tensor products" in str(table), str(table)
     restore(model)
     assert contracters(model, Contracter) == 2
+
+
+@pytest.mark.parametrize("device", weight_cases.DEVICES)
+def test_networks_of_edges_multiply_halves(device: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Their errors are stock's in float32, in forces too; in TF32 they are far above."""
+    take_few_edges(monkeypatch, device)
+    launches = watched_launches(monkeypatch)
+    wide = {"allegro_mlp_hidden_layers_width": 136, "allegro_mlp_hidden_layers_depth": 2}
+    stock = CASE.build(imidazole(), torch.float32, **wide)
+    exact = CASE.build(imidazole(), **wide)
+    exact.load_state_dict(stock.state_dict())
+    batch = {name: value.to(device) for name, value in CASE.batch(stock, imidazole()).items()}
+    wanted = CASE.predict(exact.to(device), batch)
+    errors = []
+    for precision in (None, "float32", "tf32"):
+        model = copy.deepcopy(stock).to(device)
+        launches.clear()
+        if precision is not None:
+            accelerate(model, precision=precision)
+        found = CASE.predict(model, batch)
+        assert launches.count("tall_halves") == (8 if precision else 0)
+        errors.append([float((found[name] - one).abs().max() / one.abs().max()) for name, one in wanted.items()])
+    for of_stock, of_ours, of_tf32 in zip(*errors, strict=True):
+        assert of_ours < 4 * of_stock + 1e-6 and of_tf32 > 1e-5, errors
 
 
 @pytest.mark.parametrize(

@@ -138,6 +138,7 @@ def test_a_system_is_searched_again_when_needed(package: str, capture: bool, dev
         assert_equal_values(ours, stock, state_of(others, package, device), package)
         assert ours.neighbors.searches == searches
     state = state_of(systems(), package, device)
+    assert_equal_values(ours, stock, state, package)
     state.positions[1, 2] = torch.nan
     with pytest.raises(InputError, match="a coordinate of atom 1 is not finite"):
         ours(state)

@@ -35,6 +35,8 @@ static inline float tanh(float x) { return __builtin_tanhf(x); }
 static inline double tanh(double x) { return __builtin_tanh(x); }
 
 struct uint4 { unsigned x, y, z, w; };
+struct uint2 { unsigned x, y; };
+static uint2 make_uint2(unsigned x, unsigned y) { return {x, y}; }
 static uint4 make_uint4(unsigned x, unsigned y, unsigned z, unsigned w) { return {x, y, z, w}; }
 
 #include "cuda_emulator_runtime.hpp"

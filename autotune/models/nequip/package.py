@@ -23,7 +23,7 @@ from autotune.models.linear import AcceleratedLinear
 from autotune.models.neighbors import AtomicGraph
 from autotune.models.package import Outputs, Package, Parameters, converted, default_dtype, numbers_of
 from autotune.models.padding import Counts, Field, Fields, ghost_atoms, ghost_ends
-from autotune.models.radial import AcceleratedCutoff, RadialBlock, is_cutoff
+from autotune.models.radial import AcceleratedCutoff, EdgeNetworks, RadialBlock, is_cutoff
 from autotune.models.replace import (
     PackageProduct,
     PackageStandIn,
@@ -318,6 +318,12 @@ class NequIP(Package):
 
     blocks = (_SCATTER,)
     radial_blocks = (RadialBlock("nequip.nn.interaction_block", ("InteractionBlock",), "edge_mlp", "tp_scatter.tp"),)
+    edge_networks = (
+        EdgeNetworks("allegro.nn._allegro", "Allegro_Module", ("first_layer_env_embed_projection", "latents")),
+        EdgeNetworks("allegro.nn.tensorembed", "TwoBodySphericalHarmonicTensorEmbed", ("env_embed_linear",)),
+        EdgeNetworks("allegro.nn._edgeembed", "ProductTypeEmbedding", ("basis_linear",)),
+        EdgeNetworks("nequip.nn.mlp", "ScalarMLP", ("mlp_module",)),
+    )
     products = (PackageProduct(_why_contracter_stays, AcceleratedContracter),)
     layouts = (NequIPLayout(),)
 

@@ -74,21 +74,25 @@ def _has_no_ghosts(data: AtomicDataDict.Type) -> bool:
     return AtomicDataDict.LMP_MLIAP_DATA_KEY not in data and rows == {AtomicDataDict.num_nodes(data)}
 
 
-class ShortenedScalarMLP(ScalarMLPFunction):
-    """A radial network that gives what goes into its last layer, which the convolution multiplies by."""
+class EdgeScalarMLP(ScalarMLPFunction):
+    """A network of edges; a radial one gives what goes into its last layer, which the convolution multiplies by."""
 
     @property
     def stops_early(self) -> bool:
-        """Whether the last layer is a matrix product alone, after at least one other."""
-        layers, is_hooked = self.mlp, has_hooks(self) or has_hooks(self.mlp)
-        return type(layers) is torch.nn.Sequential and len(layers) > 1 and _is_plain(layers[-1]) and not is_hooked
+        """Whether the last layer is the convolution's: a matrix product alone, after at least one other."""
+        layers: Any = self.mlp
+        return bool(self.__dict__.get("shortened")) and self._is_known and len(layers) > 1 and _is_plain(layers[-1])
+
+    @property
+    def _is_known(self) -> bool:
+        return type(self.mlp) is torch.nn.Sequential and not has_hooks(self) and not has_hooks(self.mlp)
 
     def forward(self, x: Tensor) -> Tensor:
-        """x [edges, inputs] -> [edges, hidden]; NequIP's own once the last layer cannot be left out."""
-        if not self.stops_early:
+        """x [edges, inputs] -> [edges, outputs], or [edges, hidden] where it stops early."""
+        if not self._is_known:
             return super().forward(x)
         multiply = multiply_by(self.__dict__.get("product", "fp16x3"))
-        layers: list[Any] = list(self.mlp)[:-1]
+        layers: list[Any] = list(self.mlp)[: -1 if self.stops_early else None]
         if self.__dict__.get("in_one_kernel") and _are_plain_with_silu(layers):
             matrices = [layer.weight * layer.alpha for layer in layers[::2]]  # a number on the device
             if is_one_kernel(x, matrices, self.training):

@@ -347,3 +347,49 @@ extern "C" __global__ void __launch_bounds__(32 * WARPS, 3) equitune_tall_sums(
         }
     }
 }
+//// halves
+// Rows of a [rows, depth], `apart` elements from each other, each times a power of two, as halves: of a row first the high
+// parts, then the low ones, or the other way round. backs are the rows' scales. A warp has a row. The emitter defines
+// before: WARPS.
+extern "C" __global__ void __launch_bounds__(32 * WARPS) equitune_tall_halves(
+    const Real* __restrict__ a, uint2* __restrict__ out, Real* __restrict__ backs, long long rows, long long depth,
+    long long apart, long long low_first) {
+    const int lane = threadIdx.x % 32;
+    const long long row = min(blockIdx.x * (long long)WARPS + threadIdx.x / 32, rows - 1), pieces = depth / 4;
+    unsigned largest = 0;
+    for (long long i = lane; i < pieces; i += 32) {
+        Real v[4];
+        load<4>(a + row * apart + 4 * i, v);
+        UNROLL for (int j = 0; j < 4; ++j) largest = max(largest, magnitude(v[j]));
+    }
+    for (int other = 16; other; other /= 2) largest = max(largest, __shfl_xor_sync(0xffffffffu, largest, other));
+    const Scale scale = scale_of(largest);
+    if (lane == 0) backs[row] = scale.back;
+    uint2* const first = out + (LOW ? 2 : 1) * row * pieces;
+    uint2* const high = first + (LOW && low_first ? pieces : 0);
+    uint2* const low = first + (low_first ? 0 : pieces);
+    for (long long i = lane; i < pieces; i += 32) {
+        Real v[4];
+        load<4>(a + row * apart + 4 * i, v);
+        unsigned hi[2], lo[2];
+        split(v[0] * scale.into, v[1] * scale.into, hi[0], lo[0]);
+        split(v[2] * scale.into, v[3] * scale.into, hi[1], lo[1]);
+        high[i] = make_uint2(hi[0], hi[1]);
+        if (LOW) low[i] = make_uint2(lo[0], lo[1]);
+    }
+}
+//// scales
+// out [rows, columns], each element times the scales of its row and of its column. A thread has four neighbours. The
+// emitter defines before: WARPS.
+extern "C" __global__ void __launch_bounds__(32 * WARPS) equitune_tall_scales(
+    Real* __restrict__ out, const Real* __restrict__ of_rows, const Real* __restrict__ of_columns, long long rows,
+    long long columns) {
+    const long long at = 4 * (blockIdx.x * (32ll * WARPS) + threadIdx.x);
+    if (at >= rows * columns) return;
+    const Real of_row = of_rows[at / columns];
+    Real v[4], of_column[4];
+    load<4>(out + at, v);
+    load<4>(of_columns + at % columns, of_column);
+    UNROLL for (int j = 0; j < 4; ++j) v[j] *= of_row * of_column[j];
+    store<4>(out + at, v);
+}

@@ -75,7 +75,9 @@ def error(found: Tensor, a: Tensor, b: Tensor) -> float:
 
 
 @pytest.mark.parametrize("kind", KINDS)
-@pytest.mark.parametrize("shape", [(HIDDEN, WEIGHTS), (WEIGHTS, HIDDEN)], ids=["wide", "narrow"])
+@pytest.mark.parametrize(
+    "shape", [(HIDDEN, WEIGHTS), (WEIGHTS, HIDDEN), (WEIGHTS, 136)], ids=["wide", "narrow", "of halves"]
+)
 def test_errors_are_of_float32s_class(shape: tuple[int, int], kind: str, device: str) -> None:
     a, b = hostile(kind, *shape)
     found = tall_matrices.product(a.to(device), b.to(device))
@@ -98,7 +100,7 @@ def test_errors_of_sums_over_edges(kind: str, device: str) -> None:
 @pytest.mark.parametrize("kind", [kind for kind in KINDS if kind != "elements over e**24"])
 def test_errors_of_one_product_are_of_tf32s_class(kind: str, device: str) -> None:
     """Far above float32's on ordinary numbers, so that one product is seen to be what runs."""
-    for shape in ((HIDDEN, WEIGHTS), (WEIGHTS, HIDDEN)):
+    for shape in ((HIDDEN, WEIGHTS), (WEIGHTS, HIDDEN), (WEIGHTS, 136)):
         a, b = hostile(kind, *shape)
         found = error(tall_matrices.product(a.to(device), b.to(device), "tf32"), a, b)
         assert found < 2e-3 and (kind != "ordinary" or found > 1e-5)
@@ -110,7 +112,16 @@ def test_errors_of_one_product_are_of_tf32s_class(kind: str, device: str) -> Non
 
 @pytest.mark.parametrize(
     ("rows", "depth", "columns"),
-    [(130, 8, 20), (1, 64, 48), (37, 100, 256), (129, 128, 4), (65, 300, 128), (70, 132, 8), (33, 4, 4)],
+    [
+        (130, 8, 20),
+        (1, 64, 48),
+        (37, 100, 256),
+        (129, 128, 4),
+        (65, 300, 128),
+        (70, 132, 8),
+        (33, 4, 4),
+        (41, 1040, 136),
+    ],
 )
 def test_sizes_that_are_no_multiples(rows: int, depth: int, columns: int, device: str) -> None:
     a, b = drawn(rows, depth), drawn(columns, depth, seed=1).t()
@@ -155,6 +166,26 @@ def test_any_number_of_derivatives(device: str, launches: list[str]) -> None:
             assert errors[0] < 4 * errors[1] + 1e-6, errors
 
 
+def test_gradients_of_a_product_of_halves(device: str, launches: list[str]) -> None:
+    a, b = drawn(40, 136), drawn(136, 160, seed=1)
+    wanted, single = (derivatives(torch.mm, a.to(dtype), b.to(dtype)) for dtype in (torch.float64, torch.float32))
+    found = derivatives(edge_product, a.to(device), b.to(device))
+    assert launches.count("tall_halves") > 4
+    for one, other, exact in zip(found, single, wanted, strict=True):
+        errors = [float((given - exact).abs().max() / exact.abs().max()) for given in (one, other)]
+        assert errors[0] < 4 * errors[1] + 1e-6, errors
+
+
+def test_gradients_that_nobody_asks_for_are_not_computed(device: str, launches: list[str]) -> None:
+    a, b = drawn(40, 16).to(device).requires_grad_(), drawn(16, 36, seed=1).to(device).requires_grad_()
+    out = edge_product(a, 2 * b).square().sum()
+    launches.clear()
+    torch.autograd.grad(out, a, retain_graph=True)
+    assert "tall_sums" not in launches
+    torch.autograd.grad(out, b)
+    assert "tall_sums" in launches
+
+
 def test_sums_of_many_columns_on_the_left(device: str, launches: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(tall_matrices, "LEAST_RIGHT", 36)
     a, b = drawn(EDGES, 36), drawn(EDGES, 16, seed=1)
@@ -181,7 +212,8 @@ def test_what_torch_multiplies(device: str, launches: list[str], monkeypatch: py
     assert is_ours(drawn(40, 16), drawn(16, 36)) and is_ours(drawn(40, 132), drawn(132, 36))
     assert not is_ours(drawn(40, 16).double(), drawn(16, 36).double())
     assert not is_ours(drawn(40, 15), drawn(15, 36)) and not is_ours(drawn(40, 16), drawn(16, 35))
-    assert not is_ours(drawn(40, 132), drawn(132, 132)) and not is_ours(drawn(0, 16), drawn(16, 36))
+    assert not is_ours(drawn(40, 132), drawn(132, 132)) and is_ours(drawn(40, 136), drawn(136, 160))
+    assert not is_ours(drawn(0, 16), drawn(16, 36))
     assert not is_ours(drawn(40, 0), drawn(0, 36)) and not is_ours(drawn(40, 16), drawn(16, 0))
     compiled = torch.compile(edge_product, backend="eager", fullgraph=True)
     launches.clear()
@@ -200,7 +232,7 @@ def test_kernels_compile_without_large_spills() -> None:
         pytest.skip(str(error))
     kernels = [tall_matrices.packing(True), tall_matrices.packing(False)]
     for accuracy in PRODUCTS:
-        kernels += [tall_matrices.summing(accuracy)]
+        kernels += [tall_matrices.summing(accuracy), tall_matrices.halving(accuracy), tall_matrices.SCALING]
         kernels += [tall_matrices.wide(steps, accuracy) for steps in (1, 2, 4, 5, 8)]
         kernels += [tall_matrices.narrow(tiles, accuracy) for tiles in (2, 8, 10, 16)]
     for arch in ("sm_80", "sm_90", "sm_120"):
