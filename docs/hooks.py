@@ -177,8 +177,9 @@ def torch_sim_steps() -> str:
     lines = []
     for name, by in steps.items():
         times = [by[one]["step_ms"] for one in (TUNED, "cuequivariance", STOCK)]
-        lines.append([name, *map(time_text, (*times, by[TUNED]["model_ms"]))])
-    return table(["a step by torch-sim", "Equitune", "cuEquivariance", "stock", "Equitune's model alone"], lines)
+        lines.append([name, *map(time_text, (*times, by[TUNED]["model_ms"], by[TUNED]["integrator_ms"]))])
+    head = ["a step by torch-sim", "Equitune", "cuEquivariance", "stock", "Equitune's model alone", "integrator alone"]
+    return table(head, lines)
 
 
 def memory_of_models() -> str:
@@ -313,8 +314,8 @@ def model_matrix() -> str:
         cpu, gpu = certified_paths(name, is_gpu=False), certified_paths(name, is_gpu=True)
         cells = [verdict_cell(cpu, "equitune", "CPU"), verdict_cell(gpu, "equitune", "GPU")]
         cells.append(verdict_cell(gpu, CAPTURED, "GPU"))
-        package = next(one["model"]["package"] for one in certificates() if certified_name(one) == name)
-        offered = package_named(package).peers
+        packages = {one["model"]["package"] for one in certificates() if certified_name(one) == name}
+        offered = {peer for package in packages for peer in package_named(package).peers} if packages else PEERS
         cells += [verdict_cell(gpu, peer, "GPU") if peer in offered else "not offered" for peer in PEERS]
         rows = [row for row in timed if row.text("model") == name]
         for ratios in ([row.time_us(STOCK) / row.time_us(row.ours) for row in rows], [row.ratio for row in rows]):

@@ -74,7 +74,7 @@ MOVED: dict[str, str] = {
         "schedule.symmetric_contraction"
     ),
     "ops.base": "harmonics_library library ops.family ops.registry",
-    "ops.edge_networks": "ops.edges.networks ops.edges.products ops.edges.silu ops.edges.tall_matrices",
+    "ops.edge_networks": "ops.edges.networks ops.edges.silu",
     "ops.harmonics": "ops.edge_vectors ops.harmonics_operator ops.harmonics_ops ops.vectors",
     "ops.library": "ops.torch_ops ops.transforms",
     "ops.node_kernels": "ops.gates ops.node_matrices ops.nodes.gates ops.nodes.matrices",
@@ -85,6 +85,7 @@ MOVED: dict[str, str] = {
     "ops.symmetric_contraction": (
         "ops.contraction.autograd ops.contraction.elements ops.contraction.operator ops.contraction.torch_ops"
     ),
+    "ops.tall_products": "ops.edges.products ops.edges.tall_matrices",
     "packs.library": "packs.ranks packs.sums",
     "packs.write": "packs.calls packs.content packs.exported packs.fixed packs.make packs.recorded",
     "problem.irreps": "problem.connection_modes",

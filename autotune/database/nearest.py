@@ -23,6 +23,7 @@ from autotune.workload.workload import GraphClass
 from kernelgen.device import DeviceFacts
 from kernelgen.errors import ScheduleError
 from kernelgen.kernels.knobs import Knobs, power_of_two_at_most
+from kernelgen.kernels.pairs.channels import channels_of
 from kernelgen.kernels.pairs.plan import pair_paths
 from kernelgen.kernels.product.channelwise import block_of_an_edge, group_paths
 from kernelgen.kernels.product.plan import bytes_ahead, small_graph_edges
@@ -334,6 +335,8 @@ def pair_knobs(spec: Spec) -> dict[str, tuple[Any, ...]]:
     """Choices for an edge-by-edge kernel of pairs: teams per edge, warp and multiprocessor, or threads on a CPU."""
     if spec.facts.backend == "cpu":
         return {"threads": threads_of(spec.facts)}
+    if channels_of(spec):
+        return dict(BLOCKS)
     knobs: dict[str, tuple[Any, ...]] = {**BLOCKS, "edges_per_warp": (1, 2, 4, 8)}
     if not spec.deterministic:
         knobs["path_groups"] = tuple(n for n in (1, 2, 4, 8) if n <= max(1, len(pair_paths(spec.problem))))

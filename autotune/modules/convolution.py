@@ -187,7 +187,7 @@ class RadialTensorProductConv(TensorProductConv):
     on a CPU, 256 MB on a GPU. The other arguments are those of :class:`autotune.TensorProductConv`. All edges are taken
     at once under torch.compile, torch.export and torch.func. A new graph on a GPU waits for the device once.
     product: ``fp16x3`` takes three products in half precision by tensor cores, with errors of float32's class, see
-    ``kernelgen.ops.edge_networks``. It is for float32, thousands of edges, and GPUs from sm_80 on, outside of
+    ``kernelgen.ops.tall_products``. It is for float32, thousands of edges, and GPUs from sm_80 on, outside of
     torch.compile; elsewhere, and with ``float32``, it is torch's matrix product with torch's settings.
     fused: on a GPU from sm_80 on, in float32, kernels form the weights of all edges in registers, where they are used,
     for the value and the gradients of all but the matrix. Errors are of float32's class; with product ``tf32`` of

@@ -21,7 +21,7 @@ from autotune.modules.convolution import TensorProductConv  # noqa: F401 (pickle
 from autotune.workload.workload import GraphClass, relayout
 from kernelgen.compat import o3
 from kernelgen.errors import InputError, ProblemError
-from kernelgen.ops.edge_networks import full_product
+from kernelgen.ops.tall_products import full_product
 from kernelgen.problem.irreps import Irreps, parse_irreps
 from kernelgen.problem.product import TensorProductProblem, problem_of
 

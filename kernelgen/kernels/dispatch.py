@@ -10,6 +10,7 @@ import dataclasses
 from collections.abc import Callable
 from typing import Any, Protocol
 
+from kernelgen.kernels.pairs.channels import ChannelPlan, channel_launch, emit_channels
 from kernelgen.kernels.pairs.emit import emit_pairs, pair_launch
 from kernelgen.kernels.pairs.plan import PairPlan
 from kernelgen.kernels.product.channelwise import Plan
@@ -74,6 +75,7 @@ def make_plan(spec: Any) -> Any:
 EMITTERS: dict[type, Emitter] = {
     Plan: Emitter(emit_product, launch_of),
     PairPlan: Emitter(emit_pairs, pair_launch),
+    ChannelPlan: Emitter(emit_channels, channel_launch),
     OwnersPlan: Emitter(emit_owners, owners_launch),
     RadialPlan: Emitter(emit_radial, radial_launch),
     HarmonicsPlan: Emitter(emit_harmonics, harmonics_launch),

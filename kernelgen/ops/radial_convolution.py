@@ -41,7 +41,6 @@ from kernelgen.kernels.radial.plan import (
 from kernelgen.ops.autograd import PRODUCT, edges_of
 from kernelgen.ops.autograd import second_gradients as second_of_product
 from kernelgen.ops.base import INDEX_DTYPES, OPERATORS, rebuilds, resolve
-from kernelgen.ops.edge_networks import edge_product, full_product, sum_product
 from kernelgen.ops.library import (
     Differentiable,
     Maybe,
@@ -52,6 +51,7 @@ from kernelgen.ops.library import (
     second_gradients,
 )
 from kernelgen.ops.product import Operator
+from kernelgen.ops.tall_products import edge_product, full_product, sum_product
 from kernelgen.problem.product import TensorProductProblem
 from kernelgen.runtime.call import Graph, aligned, empty, zeros
 from kernelgen.runtime.graph import EdgeOrder, kept_fact, order_by, stream_of
@@ -566,7 +566,7 @@ def _ranges(ends: list[int], most_edges: int) -> list[tuple[int, int, int, int]]
 # The product ``h @ matrix`` of each edge's hidden features and a radial network's last layer, [edges, weights].
 #
 # ``fp16x3`` is three products of halves by tensor cores, with errors of float32's class: see
-# :mod:`kernelgen.ops.edge_networks`. ``tf32`` is one product of halves, whose 11 bits are TF32's. Both are for float32
+# :mod:`kernelgen.ops.tall_products`. ``tf32`` is one product of halves, whose 11 bits are TF32's. Both are for float32
 # and many edges on a GPU; elsewhere, and for ``float32``, it is torch's product with torch's settings
 # (``torch.set_float32_matmul_precision``).
 

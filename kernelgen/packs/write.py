@@ -63,12 +63,13 @@ from kernelgen.kernels.dispatch import AnyPlan, emit, launch_rule, make_plan
 from kernelgen.kernels.radial.plan import operands_of
 from kernelgen.kernels.source import LaunchRule, Source
 from kernelgen.ops.base import resolve
-from kernelgen.ops.edge_networks import SILU_GRADIENT, Network, network_sources, product_sources
+from kernelgen.ops.edge_networks import SILU_GRADIENT, Network, network_sources
 from kernelgen.ops.harmonics import HarmonicsOperator
 from kernelgen.ops.node_kernels import GATES, ROWS, WEIGHTS
 from kernelgen.ops.product import Operator
 from kernelgen.ops.radial_convolution import FusedRadial
 from kernelgen.ops.symmetric_contraction import SUMS, ContractionOperator
+from kernelgen.ops.tall_products import product_sources
 from kernelgen.runtime import graph as index_check
 from kernelgen.runtime.call import recipe_of
 from kernelgen.runtime.kernel import host_threads

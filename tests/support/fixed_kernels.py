@@ -15,8 +15,7 @@ import torch
 from cuda_emulator import with_runtime
 
 from kernelgen.kernels.source import Source
-from kernelgen.ops import edge_networks as products
-from kernelgen.ops import edge_networks as tall_matrices
+from kernelgen.ops import tall_products
 from kernelgen.runtime.kernel import FixedKernel
 
 
@@ -54,11 +53,11 @@ def emulate_launches(patch: pytest.MonkeyPatch) -> None:
 
 def take_few_edges(patch: pytest.MonkeyPatch, device: str) -> None:
     """Have kernels of edges run for any number of edges, on a CPU lane by lane."""
-    patch.setattr(products, "LEAST_ROWS", 1)
+    patch.setattr(tall_products, "LEAST_ROWS", 1)
     if device == "cpu":
         emulate_launches(patch)
-        patch.setattr(tall_matrices, "takes", lambda tensor, sources: tensor.dtype is torch.float32)
-        patch.setattr(tall_matrices, "add_halves", lambda out, a, b: out.addmm_(a.float(), b.float().t()))
+        patch.setattr(tall_products, "takes", lambda tensor, sources: tensor.dtype is torch.float32)
+        patch.setattr(tall_products, "add_halves", lambda out, a, b: out.addmm_(a.float(), b.float().t()))
 
 
 def watched_launches(patch: pytest.MonkeyPatch) -> list[str]:

@@ -54,3 +54,11 @@ def direct() -> TensorProductProblem:
         *("3x1o+4x1o", "2x1o+4x2e+1x0e", "6x1e+4x2o+6x1o+4x1o"),
         [(0, 0, 0, "uvuv", False), (1, 1, 1, "uuu", False), (1, 1, 2, "uvu<v", False), (1, 2, 3, "uvuv", False)],
     )
+
+
+def equal_channels(mul: int = 32, shared: bool = False) -> TensorProductProblem:
+    """Paths of mode ``uuu`` with one multiplicity, one without weights; a block of the output has no path."""
+    irreps = [f"{mul}x0e+{mul}x1o+{mul}x2e", f"{mul}x1o+{mul}x0e", f"{mul}x0e+{mul}x1o+{mul}x1e+{mul}x2o"]
+    paths = [(0, 1, 0), (1, 0, 0), (0, 0, 1), (1, 1, 1), (2, 0, 1), (1, 0, 2)]
+    instructions = [(*blocks, "uuu", blocks != (1, 1, 1)) for blocks in paths]
+    return TensorProductProblem.from_instructions(*irreps, instructions, shared_weights=shared)

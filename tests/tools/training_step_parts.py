@@ -31,9 +31,9 @@ from torch.profiler import ProfilerActivity, record_function
 
 from autotune.bench.session import ModelSession, ModelSetting, synchronize, warm_up
 from kernelgen.device import device_facts
-from kernelgen.ops import edge_networks, symmetric_contraction
 from kernelgen.ops import node_kernels as gates
 from kernelgen.ops import node_kernels as node_matrices
+from kernelgen.ops import symmetric_contraction, tall_products
 from kernelgen.runtime import call as runner
 
 OURS, LOSS, OPTIMIZER = "equitune: ", "equitune: loss", "equitune: optimizer"
@@ -62,8 +62,8 @@ VIEWS += ("permute", "reshape", "unbind", "unflatten", "flatten", "empty", "aten
 FUNCTIONS: tuple[tuple[Any, str, Callable[..., str]], ...] = (
     (runner.DirectCalls, "run_on", lambda self, graph, direction, *_: f"product {direction.text}"),
     (symmetric_contraction.ContractionOperator, "run", lambda self, direction, *_: f"contraction {direction.name}"),
-    (edge_networks, "product", lambda a, b: f"tall product {sizes([a, b])}"),
-    (edge_networks, "sums", lambda a, b: f"tall sums {sizes([a, b])}"),
+    (tall_products, "product", lambda a, b: f"tall product {sizes([a, b])}"),
+    (tall_products, "sums", lambda a, b: f"tall sums {sizes([a, b])}"),
     (gates.GateKernel, "_launch", lambda self, order, f, *_: f"gate of order {order} {sizes([f])}"),
     (node_matrices.BlockProduct, "rows", lambda self, wanted, *_: f"block matrices, d/d{wanted}"),
     (node_matrices.BlockProduct, "weights", lambda self, *_: "block matrices, d/dw"),

@@ -15,6 +15,7 @@ from dataclasses import dataclass
 from kernelgen.device import DeviceFacts
 from kernelgen.errors import ScheduleError, UnsupportedError
 from kernelgen.kernels.knobs import power_of_two_at_most
+from kernelgen.kernels.pairs.channels import ChannelPlan, channel_plan, channels_of
 from kernelgen.kernels.pairs.plan import PairPlan, pair_paths, pair_plan
 from kernelgen.kernels.product.channelwise import (
     Group,
@@ -53,7 +54,7 @@ class OwnersPlan:
         return max(self.of_x.shared_bytes, self.others.shared_bytes)
 
 
-ProductPlan = Plan | PairPlan | OwnersPlan
+ProductPlan = Plan | PairPlan | ChannelPlan | OwnersPlan
 
 
 def product_plan(spec: Spec) -> ProductPlan:
@@ -70,7 +71,7 @@ def product_plan(spec: Spec) -> ProductPlan:
             "for a deterministic gradient"
         )
     if not spec.problem.is_channelwise:
-        plan: ProductPlan = pair_plan(spec)
+        plan: ProductPlan = channel_plan(spec) if channels_of(spec) else pair_plan(spec)
     else:
         plan = _owners_plan(spec) if spec.schedule.accumulate == "owners" else _channel_plan(spec)
     if isinstance(spec.schedule, CudaSchedule):
@@ -212,10 +213,10 @@ def _check_deterministic(plan: Plan) -> None:
 
 
 def estimate_registers(plan: ProductPlan) -> int:
-    """CUDA: estimate of a thread's 32-bit registers; 0 for a pair plan, which keeps an edge in shared memory."""
+    """CUDA: estimate of a thread's 32-bit registers; 0 for pairs, which nothing is planned by."""
     if isinstance(plan, OwnersPlan):
         return max(registers_of(plan.of_x), registers_of(plan.others))
-    return 0 if isinstance(plan, PairPlan) else registers_of(plan)
+    return 0 if isinstance(plan, PairPlan | ChannelPlan) else registers_of(plan)
 
 
 def bytes_ahead(plan: ProductPlan) -> int:

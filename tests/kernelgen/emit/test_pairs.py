@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import itertools
 
 import pytest
 import torch
@@ -10,7 +11,7 @@ from cuda_emulator import run_direction
 from e3nn import o3
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from pair_problems import MODES, direct, mixed, of_mode, single
+from pair_problems import MODES, direct, equal_channels, mixed, of_mode, single
 from reference import assert_matches_e3nn, directions_with_one_part, expected, make_case, relative_error
 
 from autotune.workload.config import load_problems
@@ -19,6 +20,7 @@ from kernelgen.compile.compiler import compile_source
 from kernelgen.device import cuda_facts
 from kernelgen.errors import ProblemError, ScheduleError, UnsupportedError
 from kernelgen.kernels.dispatch import emit, make_plan
+from kernelgen.kernels.pairs.channels import ChannelPlan
 from kernelgen.kernels.product.schedule import CudaSchedule, HostSchedule
 from kernelgen.kernels.spec import Spec
 from kernelgen.ops.product import build
@@ -26,6 +28,8 @@ from kernelgen.problem.irreps import MODES as KNOWN_MODES
 from kernelgen.problem.product import TensorProductProblem
 
 FACTS = cuda_facts("sm_90")
+# Of a spec, from the operation on.
+PLAIN = ("plain", "float64", "ir_mul", "int64", FACTS)
 
 
 def test_every_mode_of_e3nn_is_here() -> None:
@@ -156,6 +160,51 @@ def test_shared_weights_lane_by_lane(path_groups: int, edges_per_warp: int) -> N
     found = run_direction(case, DIRECTIONS["backward"], "plain", "mul_ir", "float64", schedule)
     errors = {slot: relative_error(found[slot], rows) for slot, rows in expected(case, "backward").items()}
     assert max(errors.values()) < 1e-12, errors
+
+
+@pytest.mark.parametrize("direction", ["forward", "backward", "edge_backward", "double_backward", "joint_backward"])
+@pytest.mark.parametrize(
+    ("mul", "layout", "shared", "block_size"),
+    [(32, "mul_ir", True, 64), (32, "ir_mul", False, 32), (96, "ir_mul", True, 64), (64, "mul_ir", False, 128)],
+)
+def test_a_thread_a_channel_lane_by_lane(mul: int, layout: str, shared: bool, block_size: int, direction: str) -> None:
+    """Also where blocks have parts of edges, and where more threads than edges have work."""
+    problem = equal_channels(mul, shared)
+    case, schedule = make_case(problem, "plain", edges=5), CudaSchedule(accumulate="atomics", block_size=block_size)
+    assert isinstance(make_plan(Spec(problem, DIRECTIONS[direction], schedule, *PLAIN)), ChannelPlan)
+    found = run_direction(case, DIRECTIONS[direction], "plain", layout, "float64", schedule)
+    errors = {slot: relative_error(found[slot], rows) for slot, rows in expected(case, direction).items()}
+    assert max(errors.values()) < 1e-12, errors
+
+
+def test_which_products_have_a_thread_a_channel() -> None:
+    def plan_of(problem: TensorProductProblem, operation: str = "plain", **knobs: int) -> object:
+        schedule = CudaSchedule(accumulate="atomics", **knobs)
+        return make_plan(Spec(problem, DIRECTIONS["backward"], schedule, operation, *PLAIN[1:]))
+
+    assert isinstance(plan_of(equal_channels()), ChannelPlan)
+    for problem, operation in ((equal_channels(), "conv"), (equal_channels(24), "plain"), (of_mode("uuu"), "plain")):
+        assert not isinstance(plan_of(problem, operation), ChannelPlan)
+    for knob in ("path_groups", "edges_per_warp"):
+        with pytest.raises(ScheduleError, match=f"{knob}=2: a product of equal channels"):
+            plan_of(equal_channels(), **{knob: 2})
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("direction", ["forward", "backward", "double_backward", "joint_backward"])
+def test_a_thread_a_channel_compiles_without_spills(direction: str) -> None:
+    """Of Allegro-OAM-L's product."""
+    irreps, degrees = "64x0e+64x1o+64x2e+64x3o", range(4)
+    paths = [
+        (a, b, out, "uuu", True)
+        for out, a, b in itertools.product(degrees, repeat=3)
+        if abs(a - b) <= out <= a + b and (a + b + out) % 2 == 0
+    ]
+    problem = TensorProductProblem.from_instructions(irreps, irreps, irreps, paths, shared_weights=True)
+    schedule = CudaSchedule(accumulate="atomics")
+    spec = Spec(problem, DIRECTIONS[direction], schedule, "plain", "float32", "ir_mul", "int64", FACTS)
+    resources = compile_source(emit(make_plan(spec)), FACTS).resources
+    assert 0 < resources["registers"] <= 255 and resources["spill_bytes"] == 0, resources
 
 
 @pytest.mark.slow

@@ -17,7 +17,7 @@ from kernelgen.compile.gpu import nvrtc_version
 from kernelgen.device import cuda_facts
 from kernelgen.errors import ToolMissingError
 from kernelgen.ops import edge_networks as networks
-from kernelgen.ops import edge_networks as products
+from kernelgen.ops import tall_products
 from kernelgen.ops.edge_networks import (
     gradient_kernel,
     hidden_features,
@@ -265,7 +265,7 @@ def test_what_goes_layer_by_layer(device: str, launches: list[str], monkeypatch:
     torch.compile(ours, backend="eager", fullgraph=True)(x.to(device), [m.to(device) for m in matrices])
     torch.func.vmap(lambda one: ours(one, [m.to(device) for m in matrices]))(x.to(device).view(2, -1, 8))
     assert not launches
-    monkeypatch.setattr(products, "LEAST_ROWS", EDGES + 1)
+    monkeypatch.setattr(tall_products, "LEAST_ROWS", EDGES + 1)
     assert not is_ours(x, matrices)
     assert networks.network_fits(8, [64] * 3) and not networks.network_fits(8, [])
 

@@ -13,11 +13,10 @@ from kernelgen.compile.compiler import compile_source
 from kernelgen.compile.gpu import nvrtc_version
 from kernelgen.device import cuda_facts
 from kernelgen.errors import InputError, ToolMissingError
-from kernelgen.ops import edge_networks as products
-from kernelgen.ops import edge_networks as tall_matrices
-from kernelgen.ops.edge_networks import edge_product, sum_product
+from kernelgen.ops import tall_products
 from kernelgen.ops.product import build
 from kernelgen.ops.radial_convolution import radial_product
+from kernelgen.ops.tall_products import edge_product, sum_product
 from kernelgen.problem.product import PRODUCTS, TensorProductProblem
 
 DEVICES = ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)]
@@ -27,7 +26,7 @@ EDGES, HIDDEN, WEIGHTS = 200, 64, 160
 @pytest.fixture(params=DEVICES)
 def device(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
     take_few_edges(monkeypatch, request.param)
-    monkeypatch.setattr(tall_matrices, "LEAST_RIGHT", 1)
+    monkeypatch.setattr(tall_products, "LEAST_RIGHT", 1)
     return request.param
 
 
@@ -80,7 +79,7 @@ def error(found: Tensor, a: Tensor, b: Tensor) -> float:
 )
 def test_errors_are_of_float32s_class(shape: tuple[int, int], kind: str, device: str) -> None:
     a, b = hostile(kind, *shape)
-    found = tall_matrices.product(a.to(device), b.to(device))
+    found = tall_products.product(a.to(device), b.to(device))
     assert error(found, a, b) < 4 * error(a @ b, a, b)
     # One product of halves, which this must not silently be.
     rough = error(a.half() @ b.half(), a, b) if kind == "ordinary" else None
@@ -93,7 +92,7 @@ def test_errors_of_sums_over_edges(kind: str, device: str) -> None:
     b = drawn(EDGES, WEIGHTS, seed=1)
     if kind == "a huge row":
         b[7, ::2] = 0  # what is summed there are the other rows
-    found = tall_matrices.sums(a.to(device), b.to(device))
+    found = tall_products.sums(a.to(device), b.to(device))
     assert error(found, a.t(), b) < 4 * error(a.t() @ b, a.t(), b)
 
 
@@ -102,11 +101,11 @@ def test_errors_of_one_product_are_of_tf32s_class(kind: str, device: str) -> Non
     """Far above float32's on ordinary numbers, so that one product is seen to be what runs."""
     for shape in ((HIDDEN, WEIGHTS), (WEIGHTS, HIDDEN), (WEIGHTS, 136)):
         a, b = hostile(kind, *shape)
-        found = error(tall_matrices.product(a.to(device), b.to(device), "tf32"), a, b)
+        found = error(tall_products.product(a.to(device), b.to(device), "tf32"), a, b)
         assert found < 2e-3 and (kind != "ordinary" or found > 1e-5)
     a, b = hostile(kind, HIDDEN, 4)[0], drawn(EDGES, WEIGHTS, seed=1)
     if kind != "a huge row":
-        found = error(tall_matrices.sums(a.to(device), b.to(device), "tf32"), a.t(), b)
+        found = error(tall_products.sums(a.to(device), b.to(device), "tf32"), a.t(), b)
         assert found < 2e-3 and (kind != "ordinary" or found > 1e-5)
 
 
@@ -128,20 +127,20 @@ def test_sizes_that_are_no_multiples(rows: int, depth: int, columns: int, device
     around = drawn(rows, depth + 8)
     around[:, 4:-4] = a
     for given in (a, around[:, 4:-4]):
-        found = tall_matrices.product(given.to(device), b.to(device))
+        found = tall_products.product(given.to(device), b.to(device))
         assert found.shape == (rows, columns) and error(found, a, b) < 4 * error(a @ b, a, b) + 3e-7
     other = drawn(rows, columns, seed=2)
-    found = tall_matrices.sums(a.to(device), other.to(device))
+    found = tall_products.sums(a.to(device), other.to(device))
     assert error(found, a.t(), other) < 4 * error(a.t() @ other, a.t(), other) + 3e-7
-    assert torch.equal(found, tall_matrices.sums(a.to(device), other.to(device)))
+    assert torch.equal(found, tall_products.sums(a.to(device), other.to(device)))
 
 
 def test_what_is_not_finite_stays_so(device: str) -> None:
     a, b = hostile("ordinary", HIDDEN, WEIGHTS)
     a[3, 5], a[4, 1] = float("inf"), float("nan")
-    found = tall_matrices.product(a.to(device), b.to(device))
+    found = tall_products.product(a.to(device), b.to(device))
     assert not found[3:5].isfinite().any() and found[5:].isfinite().all() and found[:3].isfinite().all()
-    assert not tall_matrices.sums(a.to(device), found.nan_to_num(1.0)).isfinite()[[1, 5]].any()
+    assert not tall_products.sums(a.to(device), found.nan_to_num(1.0)).isfinite()[[1, 5]].any()
 
 
 def derivatives(multiply: Callable[[Tensor, Tensor], Tensor], a: Tensor, b: Tensor) -> list[Tensor]:
@@ -187,7 +186,7 @@ def test_gradients_that_nobody_asks_for_are_not_computed(device: str, launches: 
 
 
 def test_sums_of_many_columns_on_the_left(device: str, launches: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(tall_matrices, "LEAST_RIGHT", 36)
+    monkeypatch.setattr(tall_products, "LEAST_RIGHT", 36)
     a, b = drawn(EDGES, 36), drawn(EDGES, 16, seed=1)
     found = sum_product(a.to(device), b.to(device))
     assert launches == ["tall_sums"] and error(found, a.t(), b) < 4 * error(a.t() @ b, a.t(), b)
@@ -220,7 +219,7 @@ def test_what_torch_multiplies(device: str, launches: list[str], monkeypatch: py
     compiled(drawn(40, 16).to(device), drawn(16, 36).to(device))
     torch.func.vmap(edge_product)(drawn(3, 40, 16).to(device), drawn(3, 16, 36).to(device))
     assert not [name for name in launches if name.startswith("tall")]
-    monkeypatch.setattr(products, "LEAST_ROWS", 41)
+    monkeypatch.setattr(tall_products, "LEAST_ROWS", 41)
     assert not is_ours(drawn(40, 16), drawn(16, 36)) and is_ours(drawn(41, 16), drawn(16, 36))
 
 
@@ -230,11 +229,11 @@ def test_kernels_compile_without_large_spills() -> None:
         nvrtc_version()
     except ToolMissingError as error:
         pytest.skip(str(error))
-    kernels = [tall_matrices.packing(True), tall_matrices.packing(False)]
+    kernels = [tall_products.packing(True), tall_products.packing(False)]
     for accuracy in PRODUCTS:
-        kernels += [tall_matrices.summing(accuracy), tall_matrices.halving(accuracy), tall_matrices.SCALING]
-        kernels += [tall_matrices.wide(steps, accuracy) for steps in (1, 2, 4, 5, 8)]
-        kernels += [tall_matrices.narrow(tiles, accuracy) for tiles in (2, 8, 10, 16)]
+        kernels += [tall_products.summing(accuracy), tall_products.halving(accuracy), tall_products.SCALING]
+        kernels += [tall_products.wide(steps, accuracy) for steps in (1, 2, 4, 5, 8)]
+        kernels += [tall_products.narrow(tiles, accuracy) for tiles in (2, 8, 10, 16)]
     for arch in ("sm_80", "sm_90", "sm_120"):
         for kernel in kernels:
             resources = compile_source(kernel.source, cuda_facts(arch)).resources

@@ -23,9 +23,9 @@ from kernelgen.kernels.product.schedule import CudaSchedule
 from kernelgen.kernels.radial.plan import RadialSchedule
 from kernelgen.kernels.source import Source
 from kernelgen.kernels.spherical_harmonics import HarmonicsCudaSchedule
-from kernelgen.ops import edge_networks as tall_matrices
 from kernelgen.ops import node_kernels as gates
 from kernelgen.ops import node_kernels as matrices
+from kernelgen.ops import tall_products as tall_matrices
 from kernelgen.ops.base import OPERATORS, resolve
 from kernelgen.ops.harmonics import build_harmonics
 from kernelgen.ops.product import build
