@@ -1,6 +1,7 @@
 """Products of a tall matrix, a row an edge, with a small one, and sums over its rows.
 
-They are differentiable any number of times. In float32 on a GPU with many edges they run in tensor cores with float32's errors, else as torch's own.
+They are differentiable any number of times. In float32 on a GPU with many edges they run in tensor cores with float32's
+errors, else as torch's own.
 """
 
 from __future__ import annotations
