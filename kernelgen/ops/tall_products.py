@@ -138,6 +138,9 @@ _EDGES, _SUMS = ({accuracy: form(accuracy) for accuracy in PRODUCTS} for form in
 MOST_NARROW = 128
 # Elements along the depth that tensor cores add up before a rounded sum takes them over.
 _CHAIN = 512
+# Of the trial's product, relative to its largest element; torch's in float32 is at 1.4e-6 (an H200, depth 1024).
+_MOST_ERROR = 4e-6
+_EXACT: dict[torch.device, bool] = {}
 # Fragments in shared memory at a time, in pieces of 512 bytes: one step of 16 along the depth of one tile of 8 columns.
 _PIECES = 32
 _MOST_WARPS = 4
@@ -203,12 +206,27 @@ def add_halves(out: Tensor, a: Tensor, b: Tensor) -> None:
     torch.ops.aten.addmm.dtype_out(out, a, b.t(), torch.float32, out=out)
 
 
-def halves_fit(depth: int, columns: int) -> bool:
-    """Whether :func:`product_of_halves` is for matrices that no kernel takes. Before 2.8 torch has no such product."""
-    is_large = min(depth, columns) > MOST_NARROW and depth % 8 == 0 == columns % 8
-    has_product = hasattr(torch.ops.aten.addmm, "dtype_out")
+def takes_halves(a: Tensor, columns: int) -> bool:
+    """Whether :func:`product_of_halves` is for a, where no kernel is. Before 2.8 torch has no such product."""
+    depth = a.shape[1]
+    if min(depth, columns) <= MOST_NARROW or depth % 8 or columns % 8 or not hasattr(torch.ops.aten.addmm, "dtype_out"):
+        return False
     # By this option of torch the sums would be of halves, too.
-    return is_large and has_product and not getattr(torch.backends.cuda.matmul, "allow_fp16_accumulation", False)
+    is_refused = getattr(torch.backends.cuda.matmul, "allow_fp16_accumulation", False)
+    return not is_refused and takes(a, _of_halves) and _are_exact(a.device)
+
+
+def _are_exact(device: torch.device) -> bool:
+    """Whether a small product is float32's, tried once a device: a library of the device multiplies the halves."""
+    if device not in _EXACT and not (device.type == "cuda" and torch.cuda.is_current_stream_capturing()):
+        drawn = torch.Generator().manual_seed(0)
+        with torch.inference_mode(False), torch.no_grad():
+            sizes = (32, 1040), (1040, 136)
+            a, b = (torch.randn(size, generator=drawn, dtype=torch.float32).to(device) for size in sizes)
+            exact = a.double() @ b.double()
+            error = (product_of_halves(a, b, "ieee") - exact).abs().max() / exact.abs().max()
+        _EXACT[device] = bool(error < _MOST_ERROR)
+    return _EXACT.get(device, False)
 
 
 def _with_aligned_rows(a: Tensor) -> Tensor:
@@ -239,7 +257,7 @@ def multiplies(a: Tensor, b: Tensor) -> bool:
     (rows, depth), columns = a.shape, b.shape[1]
     if product_fits(rows, depth, columns):
         return takes(a, _of_product(depth, columns))
-    return halves_fit(depth, columns) and takes(a, _of_halves)
+    return takes_halves(a, columns)
 
 
 def sums_up(a: Tensor, b: Tensor) -> bool:

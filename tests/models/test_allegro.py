@@ -80,7 +80,7 @@ def test_networks_of_edges_multiply_halves(device: str, monkeypatch: pytest.Monk
         if precision is not None:
             accelerate(model, precision=precision)
         found = CASE.predict(model, batch)
-        assert launches.count("tall_halves") == (8 if precision else 0)
+        assert (launches.count("tall_halves") >= 8) == bool(precision)
         errors.append([float((found[name] - one).abs().max() / one.abs().max()) for name, one in wanted.items()])
     for of_stock, of_ours, of_tf32 in zip(*errors, strict=True):
         assert of_ours < 4 * of_stock + 1e-6 and of_tf32 > 1e-5, errors

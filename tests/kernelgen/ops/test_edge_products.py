@@ -175,6 +175,26 @@ def test_gradients_of_a_product_of_halves(device: str, launches: list[str]) -> N
         assert errors[0] < 4 * errors[1] + 1e-6, errors
 
 
+def test_a_device_that_adds_halves_up_roughly_is_not_asked(
+    device: str, launches: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Nor is one that leaves a part out; torch's own product is taken."""
+    a, b = drawn(40, 136), drawn(136, 160, seed=1)
+    add = tall_products.add_halves
+
+    def rough(out: Tensor, a: Tensor, b: Tensor) -> None:
+        add(out, a, b)
+        out.copy_(out.bfloat16())
+
+    for broken in (rough, lambda out, a, b: None):
+        monkeypatch.setattr(tall_products, "_EXACT", {})
+        monkeypatch.setattr(tall_products, "add_halves", broken)
+        assert torch.equal(edge_product(a.to(device), b.to(device)), a.to(device) @ b.to(device))
+        launches.clear()
+        edge_product(a.to(device), b.to(device))
+        assert not launches, "and the trial is not repeated"
+
+
 def test_gradients_that_nobody_asks_for_are_not_computed(device: str, launches: list[str]) -> None:
     a, b = drawn(40, 16).to(device).requires_grad_(), drawn(16, 36, seed=1).to(device).requires_grad_()
     out = edge_product(a, 2 * b).square().sum()
