@@ -19,6 +19,7 @@ from dataclasses import dataclass
 
 from kernelgen.arithmetic.couplings import PathTerms, path_terms
 from kernelgen.errors import ScheduleError
+from kernelgen.kernels.pairs.emit import gradient_of_value, gradient_of_x, pair
 from kernelgen.kernels.pairs.plan import WARP, Products, products
 from kernelgen.kernels.source import LaunchRule, Share, Source
 from kernelgen.kernels.spec import (
@@ -240,49 +241,26 @@ def _path(plan: ChannelPlan, path: Path, terms: PathTerms) -> Iterator[str]:
             yield f"const Real {buffer[:-1]}m_{number} = {' + '.join(each)};"
     for number, sums in enumerate(wanted.z):
         for m3 in range(terms.dim3):
-            found = [
-                (entry.sign, f"{y[:-1]}m_{entry.value} * {x}_{begin['x'] + entry.m1}")
-                for x, y in sums
-                for entry in terms.entries
-                if entry.m3 == m3
-            ]
-            yield f"const Real z{number}_{m3} = {_sum(found)};"
+            yield f"const Real z{number}_{m3} = {pair(sums, terms, m3, begin['x'])};"
     for w, sums in wanted.value:
         for m3 in range(terms.dim3) if is_there(w) else ():
             yield f"o_g_{begin['g'] + m3} += {times(w, f'z{wanted.z.index(sums)}_{m3}')};"
     if wanted.weight and path.has_weight:
-        found = [
-            (1, f"z{wanted.z.index(sums)}_{m3} * {g}_{begin['g'] + m3}")
+        found = (
+            f"z{wanted.z.index(sums)}_{m3} * {g}_{begin['g'] + m3}"
             for g, sums in wanted.weight
             for m3 in range(terms.dim3)
-        ]
+        )
         row = f"b.out_w[edge * {plan.spec.problem.weight_numel} + {path.weight_offset} + u] ="
-        yield f"{f'sum_{path.index} +=' if plan.zeroed else row} {_sum(found)};"
+        yield f"{f'sum_{path.index} +=' if plan.zeroed else row} {' + '.join(found)};"
     for number, sums in enumerate(wanted.d):
         for m3 in range(terms.dim3):
-            found = [(1, times(w, f"{g}_{begin['g'] + m3}")) for w, g in sums if is_there(w)]
-            yield f"const Real d{number}_{m3} = {_sum(found)};"
+            found = (times(w, f"{g}_{begin['g'] + m3}") for w, g in sums if is_there(w))
+            yield f"const Real d{number}_{m3} = {' + '.join(found) or 'Real(0)'};"
     for m1 in range(terms.dim1):
-        found = [
-            (entry.sign, f"{y[:-1]}m_{entry.value} * d{wanted.d.index(sums)}_{entry.m3}")
-            for y, sums in wanted.x
-            for entry in terms.entries
-            if entry.m1 == m1
-        ]
-        if found:
-            yield f"o_x_{begin['x'] + m1} += {_sum(found)};"
-    for number, value in enumerate(terms.values if wanted.y else ()):
-        found = [
-            (entry.sign, f"{x}_{begin['x'] + entry.m1} * d{wanted.d.index(sums)}_{entry.m3}")
-            for x, sums in wanted.y
-            for entry in terms.entries
-            if entry.value == number
-        ]
-        yield f"const Real r_{number} = {_sum(found)};"
-        yield from (f"o_y_{begin['y'] + m - block.offset} += Real({c!r}) * r_{number};" for m, c in value.terms)
-
-
-def _sum(found: list[tuple[int, str]]) -> str:
-    """The sum of signed products as an expression."""
-    text = "".join(f" {'-' if sign < 0 else '+'} {product}" for sign, product in found)
-    return text[3:] if text.startswith(" + ") else f"-{text[3:]}" if text else "Real(0)"
+        if total := gradient_of_x(wanted, terms, m1):
+            yield f"o_x_{begin['x'] + m1} += {total};"
+    for number, value in enumerate(terms.values):
+        if total := gradient_of_value(wanted, terms, number, begin["x"]):
+            yield f"const Real r_{number} = {total};"
+            yield from (f"o_y_{begin['y'] + m - block.offset} += Real({c!r}) * r_{number};" for m, c in value.terms)

@@ -7,10 +7,10 @@ host thread in ``include/pairs.hpp``.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 
 from kernelgen.arithmetic.couplings import PathTerms, path_terms
-from kernelgen.kernels.pairs.plan import WARP, PairPath, PairPlan
+from kernelgen.kernels.pairs.plan import WARP, Buffers, PairPath, PairPlan, Products
 from kernelgen.kernels.source import LaunchRule, Share, Source, included
 from kernelgen.kernels.spec import (
     BUFFERS,
@@ -307,10 +307,42 @@ def _rows_of_x(plan: PairPlan, path: PairPath, buffers: set[str]) -> Iterator[st
             yield f"const Real {buffer}_{m} = s_{buffer}[{block.offset + m * block.mul} + u];"
 
 
-def _sum(products: list[tuple[int, str]]) -> str:
-    """The sum of signed products as an expression."""
+# Sums of a path's terms as expressions of ``x_0``, ``m_0`` (edge values) and ``d0_0``; empty without terms. first: the
+# number of the path's first component of x.
+
+
+def pair(sums: Buffers, terms: PathTerms, m3: int, first: int = 0) -> str:
+    """Component m3 of a sum of pairs z."""
+    products = (
+        (entry.sign, f"{y[:-1]}m_{entry.value} * {x}_{first + entry.m1}")
+        for x, y in sums
+        for entry in terms.entries
+        if entry.m3 == m3
+    )
+    return _sum(products) or "Real(0)"
+
+
+def gradient_of_x(wanted: Products, terms: PathTerms, m1: int) -> str:
+    return _sum(
+        (entry.sign, f"{y[:-1]}m_{entry.value} * d{wanted.d.index(sums)}_{entry.m3}")
+        for y, sums in wanted.x
+        for entry in terms.entries
+        if entry.m1 == m1
+    )
+
+
+def gradient_of_value(wanted: Products, terms: PathTerms, value: int, first: int = 0) -> str:
+    return _sum(
+        (entry.sign, f"{x}_{first + entry.m1} * d{wanted.d.index(sums)}_{entry.m3}")
+        for x, sums in wanted.y
+        for entry in terms.entries
+        if entry.value == value
+    )
+
+
+def _sum(products: Iterable[tuple[int, str]]) -> str:
     text = "".join(f" {'-' if sign < 0 else '+'} {product}" for sign, product in products)
-    return text[3:] if text.startswith(" + ") else f"-{text[3:]}" if text else "Real(0)"
+    return text[3:] if text.startswith(" + ") else f"-{text[3:]}" if text else ""
 
 
 def _z_lines(plan: PairPlan, path: PairPath, terms: PathTerms) -> Iterator[str]:
@@ -320,16 +352,10 @@ def _z_lines(plan: PairPlan, path: PairPath, terms: PathTerms) -> Iterator[str]:
         if plan.is_direct and number not in of_value:
             continue
         for m3 in range(terms.dim3):
-            products = [
-                (entry.sign, f"{y[:-1]}m_{entry.value} * {x}_{entry.m1}")
-                for x, y in sums
-                for entry in terms.entries
-                if entry.m3 == m3
-            ]
             if plan.is_direct:
-                yield f"if (team.active) out_g[{_place(plan, path, m3)}] = {_sum(products)};"
+                yield f"if (team.active) out_g[{_place(plan, path, m3)}] = {pair(sums, terms, m3)};"
             else:
-                yield f"z{number}[{m3 * path.pairs} + k] = {_sum(products)};"
+                yield f"z{number}[{m3 * path.pairs} + k] = {pair(sums, terms, m3)};"
 
 
 def _place(plan: PairPlan, path: PairPath, m3: int) -> str:
@@ -354,24 +380,12 @@ def _gradient_lines(plan: PairPlan, path: PairPath, terms: PathTerms) -> Iterato
     for number in range(len(wanted.d)):
         yield from (f"const Real d{number}_{m3} = {_flow(plan, path, number, m3)};" for m3 in range(terms.dim3))
     for m1 in range(terms.dim1):
-        products = [
-            (entry.sign, f"{y[:-1]}m_{entry.value} * d{wanted.d.index(sums)}_{entry.m3}")
-            for y, sums in wanted.x
-            for entry in terms.entries
-            if entry.m1 == m1
-        ]
-        if products:
-            yield f"o_x[{block.offset + m1 * block.mul} + u] += {_sum(products)};"
+        if total := gradient_of_x(wanted, terms, m1):
+            yield f"o_x[{block.offset + m1 * block.mul} + u] += {total};"
     yield from _rows_of_x(plan, path, {x for x, _ in wanted.y})
     for value in range(len(terms.values)):
-        products = [
-            (entry.sign, f"{x}_{entry.m1} * d{wanted.d.index(sums)}_{entry.m3}")
-            for x, sums in wanted.y
-            for entry in terms.entries
-            if entry.value == value
-        ]
-        if products:
-            yield f"r_{value} += {_sum(products)};"
+        if total := gradient_of_value(wanted, terms, value):
+            yield f"r_{value} += {total};"
 
 
 def _sums_of_y(path: PairPath, terms: PathTerms, together: bool) -> tuple[list[str], list[str]]:
