@@ -3,7 +3,8 @@
 The class of a package's models is torch-sim's (``torch_sim.models.mace.MaceModel`` of 0.3) or the package's own
 (``mace.calculators.mace_torchsim``, ``sevenn.torchsim``, ``nequip.integrations.torchsim``): all of them hold the
 package's model as ``model``. In each step they make its inputs anew: neighbours, species, a batch. Here what does not
-change while atoms move is kept, and neighbours are searched within a skin.
+change while atoms move is kept, and neighbours are searched within a skin. A captured model's step is one launch
+(``autotune.models.launch``).
 """
 
 from __future__ import annotations
