@@ -1,7 +1,8 @@
 """Products whose paths pair channels of the same number (mode ``uuu``): a thread has a channel of an edge in registers.
 
 Supported: plain products on an NVIDIA GPU, all paths of mode ``uuu``, every block of the same multiplicity, a multiple
-of 32. So a warp has 32 neighbouring channels of one edge. Other products of such paths take a team an edge (``plan``).
+of 32; and a channel of both inputs and the output has at most 80 components, which registers hold. So a warp has 32
+neighbouring channels of one edge. Other products of such paths take a team an edge (``plan``).
 
 1. A thread reads its channel of all operands: where components lie apart (``ir_mul``) each by itself, where a channel's
    lie together (``mul_ir``, and always y) the warp's part of a block through shared memory, in the order of memory.
@@ -35,6 +36,8 @@ from kernelgen.kernels.spec import (
 from kernelgen.problem.irreps import Block
 from kernelgen.problem.product import Path
 
+# In float32 no direction spills with 48 (Allegro-OAM-L); second derivatives do with 75.
+_MOST_COMPONENTS = 80
 # A multiprocessor's blocks where each adds its sums of weights' gradients to memory.
 _MOST_BLOCKS = 8
 # Sums of weights' gradients in shared memory, in bytes; more are added to memory by each thread.
@@ -47,10 +50,10 @@ def channels_of(spec: Spec) -> int:
     problem, facts = spec.problem, spec.facts
     if spec.operation != "plain" or facts.backend != "cuda" or facts.is_hip or not problem.paths:
         return 0
-    muls = {block.mul for block in (*problem.in1, *problem.in2, *problem.out)}
-    is_one = len(muls) == 1 and all(path.mode == "uuu" for path in problem.paths)
-    mul = muls.pop() if is_one else 0
-    return mul if mul % WARP == 0 and mul <= 1024 else 0
+    blocks = (*problem.in1, *problem.in2, *problem.out)
+    is_one = len({block.mul for block in blocks}) == 1 and all(path.mode == "uuu" for path in problem.paths)
+    fits = is_one and blocks[0].mul <= 1024 and sum(block.dim for block in blocks) <= _MOST_COMPONENTS
+    return blocks[0].mul if fits and blocks[0].mul % WARP == 0 else 0
 
 
 @dataclass(frozen=True)

@@ -182,8 +182,11 @@ def test_which_products_have_a_thread_a_channel() -> None:
         return make_plan(Spec(problem, DIRECTIONS["backward"], schedule, operation, *PLAIN[1:]))
 
     assert isinstance(plan_of(equal_channels()), ChannelPlan)
-    for problem, operation in ((equal_channels(), "conv"), (equal_channels(24), "plain"), (of_mode("uuu"), "plain")):
-        assert not isinstance(plan_of(problem, operation), ChannelPlan)
+    irreps = "32x6e+32x5e+32x3e"  # too many components for registers
+    large = TensorProductProblem.from_instructions(irreps, irreps, irreps, [(2, 2, 0, "uuu", True)])
+    for problem in (equal_channels(24), of_mode("uuu"), large):
+        assert not isinstance(plan_of(problem), ChannelPlan)
+    assert not isinstance(plan_of(equal_channels(), "conv"), ChannelPlan)
     for knob in ("path_groups", "edges_per_warp"):
         with pytest.raises(ScheduleError, match=f"{knob}=2: a product of equal channels"):
             plan_of(equal_channels(), **{knob: 2})
