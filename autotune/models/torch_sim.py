@@ -84,6 +84,10 @@ class _InputsOnly(torch.nn.Module):
         raise _Asked
 
 
+# Candidates of a search serve where they were searched; a second one is for rounding.
+_MOST_SEARCHES = 2
+
+
 class _Refused(Exception):
     """The captured model would leave such inputs to the model itself."""
 
@@ -107,9 +111,11 @@ class _Launched:
         launch.begin(batch, pairs)
         if launch.refuses(kept.inputs):
             raise _Refused
-        while (found := launch.end(batch, kept.inputs, pairs)) is None:
+        for _ in range(_MOST_SEARCHES + 1):
+            if (found := launch.end(batch, kept.inputs, pairs)) is not None:
+                return model.package.answer(model.model, given, found)
             pairs = wrapper.searched(batch)
-        return model.package.answer(model.model, given, found)
+        raise RuntimeError("neighbours that were just searched do not serve; this is an error of Equitune")
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._wrapper.model, name)  # type: ignore[attr-defined]
