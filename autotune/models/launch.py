@@ -290,12 +290,13 @@ class FromHost(LaunchedStep[Frame]):
         self._shapes: dict[str, tuple[torch.dtype, torch.Size]] = {}
         with torch.inference_mode(False):
             self._sent = _on_host(len(self._arrived), self.device)
+            self._sent_parts = [part.numpy() for part in self._sent.split(self._lengths)]
             self._returned = _on_host(0, self.device)
 
     def begin(self, atoms: Frame) -> None:
-        sent = self._sent.numpy()
-        sent[: atoms.positions.size] = atoms.positions.ravel()
-        sent[-14:-5], sent[-5:-2] = atoms.cell.ravel(), atoms.pbc
+        positions, cell, pbc, _ = self._sent_parts
+        positions[: atoms.positions.size] = atoms.positions.ravel()
+        cell[:], pbc[:] = atoms.cell.ravel(), atoms.pbc
         self.launch()
 
     def end(self, real: Counts) -> Ended:
@@ -310,7 +311,7 @@ class FromHost(LaunchedStep[Frame]):
     def _put_counts(self, atoms: int, pairs: int) -> None:
         self._wait()  # the host's memory may still be read
         self._sent.zero_()
-        self._sent[-2], self._sent[-1] = atoms, pairs
+        self._sent_parts[-1][:] = atoms, pairs
 
     def _receive(self) -> None:
         self._arrived.copy_(self._sent, non_blocking=True)

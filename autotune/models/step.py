@@ -17,7 +17,7 @@ import dataclasses
 import importlib
 import logging
 from collections.abc import Callable, Mapping, Sequence
-from typing import TYPE_CHECKING, Any, Generic, TypeVar
+from typing import TYPE_CHECKING, Any, Generic, TypeVar, cast
 
 import numpy as np
 import torch
@@ -107,8 +107,8 @@ class KeptInputs(Generic[Inputs]):
         if any(launch.refuses(inputs) for launch in self._launches):
             return None
         try:
-            found = [launch.end(frame, inputs, pairs) for launch in self._launches]
-            return [results for results in found if results is not None]
+            # Never None: that these candidates serve is known before the launch.
+            return cast(list[dict[str, Tensor]], [launch.end(frame, inputs, pairs) for launch in self._launches])
         except (UnsupportedError, torch.cuda.OutOfMemoryError) as error:
             if all(isinstance(model, CapturedModel) for model in models):
                 raise

@@ -111,10 +111,10 @@ class _Launched:
         launch.begin(batch, pairs)
         if launch.refuses(kept.inputs):
             raise _Refused
-        for _ in range(_MOST_SEARCHES + 1):
+        for search in range(_MOST_SEARCHES + 1):
+            pairs = wrapper.searched(batch) if search else pairs
             if (found := launch.end(batch, kept.inputs, pairs)) is not None:
                 return model.package.answer(model.model, given, found)
-            pairs = wrapper.searched(batch)
         raise RuntimeError("neighbours that were just searched do not serve; this is an error of Equitune")
 
     def __getattr__(self, name: str) -> Any:

@@ -20,8 +20,8 @@ from dataclasses import dataclass
 
 from kernelgen.arithmetic.couplings import PathTerms, path_terms
 from kernelgen.errors import ScheduleError
-from kernelgen.kernels.pairs.emit import gradient_of_value, gradient_of_x, pair
-from kernelgen.kernels.pairs.plan import WARP, Products, products
+from kernelgen.kernels.pairs.emit import gradient_of_value, gradient_of_x, heading, pair
+from kernelgen.kernels.pairs.plan import WARP, Products, check_block, products
 from kernelgen.kernels.source import LaunchRule, Share, Source
 from kernelgen.kernels.spec import (
     BYTES,
@@ -86,16 +86,11 @@ def channel_plan(spec: Spec) -> ChannelPlan:
     for knob in ("path_groups", "edges_per_warp"):
         if (value := getattr(schedule, knob)) != 1:
             raise ScheduleError(f"{knob}={value}: a product of equal channels has a thread for each; expected 1")
-    spec.facts.check_threads(schedule.block_size, schedule.min_blocks)
     summed = problem.shared_weights and "w" in spec.direction.live_outputs
     in_shared = summed and problem.weight_numel * BYTES[spec.dtype] <= _MOST_SUMS
     zeroed = frozenset({"out_w"} if summed else ())
     plan = ChannelPlan(spec, channels_of(spec), products(spec.direction), zeroed, in_shared)
-    if plan.shared_bytes > spec.facts.shared_per_block:
-        raise ScheduleError(
-            f"block_size={schedule.block_size} needs {plan.shared_bytes} bytes of shared memory; there are "
-            f"{spec.facts.shared_per_block}"
-        )
+    check_block(spec, plan.shared_bytes)
     return plan
 
 
@@ -111,10 +106,7 @@ def emit_channels(plan: ChannelPlan) -> Source:
     """The kernel of a plan; equal plans give equal text."""
     spec = plan.spec
     head = [
-        f"// problem    {spec.problem.key}",
-        f"// direction  {spec.direction.text}",
-        f"// operation  plain, {spec.dtype}, {spec.layout}",
-        f"// schedule   {spec.schedule.key}",
+        *heading(spec),
         f"using Real = {C_TYPES[spec.dtype]};",
         f"using index_t = {C_TYPES[spec.index]};",
         buffers_struct(),

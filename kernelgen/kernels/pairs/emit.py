@@ -16,6 +16,7 @@ from kernelgen.kernels.spec import (
     BUFFERS,
     C_TYPES,
     INDENT,
+    Spec,
     braced,
     buffers_line,
     buffers_struct,
@@ -45,13 +46,20 @@ def pair_launch(plan: PairPlan) -> LaunchRule:
     return LaunchRule(schedule.block_size, plan.shared_bytes, (share,), most_of_unit=most)
 
 
-def _preamble(plan: PairPlan) -> str:
-    spec = plan.spec
-    lines = [
+def heading(spec: Spec) -> list[str]:
+    """Comments that describe a kernel."""
+    return [
         f"// problem    {spec.problem.key}",
         f"// direction  {spec.direction.text}",
         f"// operation  {spec.operation}, {spec.dtype}, {spec.layout}",
         f"// schedule   {spec.schedule.key}",
+    ]
+
+
+def _preamble(plan: PairPlan) -> str:
+    spec = plan.spec
+    lines = [
+        *heading(spec),
         *(["#define ON_GPU"] if plan.on_gpu else ["#include <omp.h>", "#include <cstdint>", "#include <vector>"]),
         f"using Real = {C_TYPES[spec.dtype]};",
         f"constexpr bool MUL_IR = {'true' if spec.layout == 'mul_ir' else 'false'};",

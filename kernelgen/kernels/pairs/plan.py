@@ -192,13 +192,19 @@ def pair_plan(spec: Spec) -> PairPlan:
         if (elements + sums) * BYTES[spec.dtype] > spec.facts.shared_per_block:
             sums = 0
         shared = (elements + sums) * BYTES[spec.dtype]
-        if shared > spec.facts.shared_per_block:
-            raise ScheduleError(
-                f"block_size={spec.schedule.block_size} needs {shared} bytes of shared memory; "
-                f"there are {spec.facts.shared_per_block}"
-            )
-        spec.facts.check_threads(spec.schedule.block_size, spec.schedule.min_blocks)
+        check_block(spec, shared)
     return PairPlan(spec, parts, wanted, starts, plan.zeroed, shared, sums)
+
+
+def check_block(spec: Spec, shared: int) -> None:
+    """ScheduleError for a block with too many threads or bytes of shared memory."""
+    schedule, facts = spec.cuda, spec.facts
+    if shared > facts.shared_per_block:
+        raise ScheduleError(
+            f"block_size={schedule.block_size} needs {shared} bytes of shared memory; "
+            f"there are {facts.shared_per_block}"
+        )
+    facts.check_threads(schedule.block_size, schedule.min_blocks)
 
 
 def _parts(spec: Spec) -> tuple[tuple[PairPath, ...], ...]:
