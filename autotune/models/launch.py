@@ -192,6 +192,8 @@ class LaunchedStep(PaddedStep, Generic[Atoms]):
             # Positions, cells, periodicity, and the numbers of atoms and of candidates.
             self._lengths = (3 * size.atoms, 9 * systems, 3, 2)
             self._arrived = torch.zeros(sum(self._lengths), dtype=torch.float64, device=device)
+            positions, cells, self._pbc, self._counts = self._arrived.split(self._lengths)
+            self._positions, self._cells = positions.view(-1, 3), cells.view(-1, 3, 3)
             self._there = BatchCandidates.empty(size.atoms, systems, room, device)
             self._numbers = torch.arange(max(room, size.edges), device=device)
             self._ghost_shift = along_x(1.0).to(self._arrived)
@@ -240,19 +242,13 @@ class LaunchedStep(PaddedStep, Generic[Atoms]):
         self._send(edges, found)
         return found
 
-    def _parts(self) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-        """Positions [atoms, 3], cells [systems, 3, 3], periodicity [3] and counts [2] that arrived."""
-        positions, cells, pbc, counts = self._arrived.split(self._lengths)
-        return positions.view(-1, 3), cells.view(-1, 3, 3), pbc, counts
-
     def _padded_graph(self) -> tuple[AtomicGraph, Tensor]:
         """The graph within the cutoff, its edges in the order of the candidates and followed by ghosts; and how many.
 
         If there are more than the size has room for, the last ones are missing.
         """
-        size, there = self.size, self._there
-        positions, cells, pbc, counts_there = self._parts()
-        atoms, pairs = counts_there.long()
+        size, there, positions, cells = self.size, self._there, self._positions, self._cells
+        atoms, pairs = self._counts.long()
         offsets, vectors = there.vectors(positions, cells)
         near = (vectors.square().sum(-1) < self.cutoff**2) & (self._numbers[: self.room] < pairs)
         counts = near.cumsum(0)
@@ -269,7 +265,7 @@ class LaunchedStep(PaddedStep, Generic[Atoms]):
         graph = AtomicGraph(
             positions=positions,
             cell=self._cell_of_graph(cells),
-            pbc=pbc > 0,
+            pbc=self._pbc > 0,
             centers=padded(there.centers, ends),
             neighbors=padded(there.neighbors, ends),
             unit_shifts=padded(there.unit_shifts, self._ghost_shift),
@@ -342,24 +338,22 @@ class FromDevice(LaunchedStep[Batch]):
     def begin(self, atoms: Batch) -> None:
         if self.device.type == "cuda":
             self.memory.follow_stream(self.device)
-        positions, cells, _, _ = self._parts()
-        positions[: len(atoms.positions)].copy_(atoms.positions)
-        cells.copy_(atoms.cells)
+        self._positions[: len(atoms.positions)].copy_(atoms.positions)
+        self._cells.copy_(atoms.cells)
         self._found_there = self.launch()
 
     def end(self, real: Counts) -> Ended:
+        results = self._real(self._found_there, real)  # queued while the device works
         self._wait()
         edges, serve = self._returned.tolist()
-        return Ended(int(edges), bool(serve), self._real(self._found_there, real))
+        return Ended(int(edges), bool(serve), results)
 
     def _put_counts(self, atoms: int, pairs: int) -> None:
         self._arrived.zero_()
-        *_, counts = self._parts()
-        counts.copy_(torch.tensor([atoms, pairs]))
+        self._counts.copy_(torch.tensor([atoms, pairs]))
 
     def _send(self, edges: Tensor, found: dict[str, Any]) -> None:
-        positions, cells, _, _ = self._parts()
-        serve = self._there.serve(positions, cells, self.cutoff).all()
+        serve = self._there.serve(self._positions, self._cells, self.cutoff).all()
         self._returned.copy_(torch.stack((edges.double(), serve.double())), non_blocking=True)
 
 

@@ -419,7 +419,10 @@ _TOGETHER = 256
 
 
 def rows_of(table: Tensor, index: Tensor) -> Tensor:
-    """``table[index]`` for a table of few rows; its gradient is summed by parts of the index, then over parts."""
+    """``table[index]`` for a table of few rows; its gradient is summed by parts of the index, then over parts.
+
+    Not by an index in brackets: that gradient sorts, and adds up row by row.
+    """
     if index.dim() != 1:  # would be broadcast, or not looked at
         raise InputError(f"batch has shape {tuple(index.shape)}; expected the structure of each atom, [atoms]")
     count = table.shape[0]
@@ -427,7 +430,7 @@ def rows_of(table: Tensor, index: Tensor) -> Tensor:
         return table.expand(index.shape[0], *table.shape[1:])
     parts = -(-index.shape[0] // _TOGETHER)
     copies = table.expand(parts, *table.shape).flatten(0, 1)
-    return copies[torch.arange(index.shape[0], device=index.device) // _TOGETHER * count + index]
+    return copies.index_select(0, torch.arange(index.shape[0], device=index.device) // _TOGETHER * count + index)
 
 
 def times_matrices(vectors: Tensor, matrices: Tensor) -> Tensor:

@@ -236,7 +236,7 @@ class BatchCandidates:
         change = self.inverses @ (cells - self.cells)
         followed = self.positions + _rows_times(self.positions, change, self.of_atoms)
         moved = (positions - followed).square().sum(-1)
-        way = moved.new_zeros(len(cells)).index_reduce_(0, self.of_atoms, moved, "amax").sqrt()
+        way = moved.new_zeros(len(cells)).scatter_reduce_(0, self.of_atoms, moved, "amax").sqrt()
         least = 1 - change.square().sum((-2, -1)).sqrt()
         return least * self.reach - 2 * way >= cutoff
 

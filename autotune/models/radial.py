@@ -243,10 +243,11 @@ def _factor_after(layer: Any) -> float:
 #
 # Klicpera et al., arXiv:2003.03123. In torch's operations, value and derivatives are some 70 launches a training step.
 
-# By module and name of the class: whether it is zero from 1 on.
+# By module and name of the class: whether it is zero from 1 on, and its attribute by which it divides lengths.
 _KNOWN = {
-    ("nequip.nn.embedding.cutoffs", "PolynomialCutoff"): True,
-    ("sevenn.nn.edge_embedding", "PolynomialCutoff"): False,
+    ("mace.modules.radial", "PolynomialCutoff"): (True, "r_max"),
+    ("nequip.nn.embedding.cutoffs", "PolynomialCutoff"): (True, ""),
+    ("sevenn.nn.edge_embedding", "PolynomialCutoff"): (False, "cutoff_length"),
 }
 
 
@@ -258,33 +259,39 @@ def is_cutoff(module: Any) -> bool:
 
 
 class AcceleratedCutoff(NodeStandIn):
-    """Replaces one; of lengths over ``cutoff_length``, if it has one, else of the lengths that it is given."""
+    """Replaces one."""
 
     original: Any
     detail = "one kernel on a GPU"
 
     def __init__(self, original: Any, **_: Any) -> None:
         super().__init__()
-        is_cut = _KNOWN[home_of(type(original)), type(original).__qualname__]
+        is_cut = _KNOWN[home_of(type(original)), type(original).__qualname__][0]
         kind = gates.CUT_POLYNOMIAL if is_cut else gates.POLYNOMIAL
         self.__dict__["kernel"] = gates.scalar_kernel(kind, float(original.p))
         self._take_place_of(original)
+
+    @property
+    def _length(self) -> Any:
+        """Where the polynomial is zero; 1 of lengths that were divided before."""
+        _, name = _KNOWN[home_of(type(self.original)), type(self.original).__qualname__]
+        return getattr(self.original, name) if name else 1.0
 
     def forward(self, x: Tensor) -> Tensor:
         """Lengths of any shape -> factors of the same shape."""
         if not (runs_eagerly(x) and gates.may_launch(x)):
             return self.original.forward(x)
-        length = getattr(self.original, "cutoff_length", None)
-        rows = x if length is None else x / length
+        length = self._length
+        rows = x if isinstance(length, float) and length == 1 else x / length
         return gates.gated(rows.reshape(-1, 1), self.kernel, self._composed).view(x.shape)
 
     def _composed(self, rows: Tensor) -> Tensor:
-        return self.original.forward(rows * getattr(self.original, "cutoff_length", 1.0))
+        return self.original.forward(rows * self._length)
 
     def both_results(self, draw: Draw) -> tuple[Tensor, Tensor]:
         """Lengths up to the cutoff."""
         (x,) = draw((64,))
-        x = torch.sigmoid(x) * getattr(self.original, "cutoff_length", 1.0)
+        x = torch.sigmoid(x) * self._length
         return self.forward(x), self.original.forward(x)
 
 

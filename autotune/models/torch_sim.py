@@ -66,6 +66,13 @@ def _of(state: Any, device: torch.device) -> tuple[Tensor, Tensor, Tensor]:
     return state.atomic_numbers, state.system_idx, torch.as_tensor(state.pbc, device=device).expand(3)
 
 
+def _is_on(tensor: Tensor, device: torch.device) -> bool:
+    """Whether it is there: a device without a number is the current one, and no other than that with its number."""
+    if device.type == "cuda" and device.index is None:
+        device = torch.device("cuda", torch.cuda.current_device())
+    return tensor.device == device
+
+
 def _versions(state: Any) -> list[tuple[Any, int]]:
     """The same as a state has them, and how often each was written to."""
     rows = (state.atomic_numbers, state.system_idx, state.pbc)
@@ -164,7 +171,7 @@ class QuickModel:
     @torch.no_grad()
     def _quick(self, state: Any) -> dict[str, Tensor]:
         wrapper: Any = self
-        if state.device != wrapper.device:
+        if not _is_on(state.positions, wrapper.device):
             state = state.to(wrapper.device)
         kept = self._inputs_of(state)
         batch = Batch(state.positions.detach(), state.row_vector_cell.detach())

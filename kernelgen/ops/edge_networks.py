@@ -148,7 +148,9 @@ def layer_by_layer(x: Tensor, matrices: Sequence[Tensor], factors: Sequence[floa
 
 
 def is_one_kernel(x: Tensor, matrices: Sequence[Tensor], training: bool = False) -> bool:
-    """Whether kernels take these: many edges, a shape that :func:`fits`, and matrices that are not trained.
+    """Whether kernels take these: a shape that :func:`network_fits`, and matrices that are not trained.
+
+    Of any number of edges: with few of them one launch in place of a dozen is worth more than the kernel's speed.
 
     training: whether matrices that require gradients will get them, so that features are better kept.
     """
@@ -156,7 +158,7 @@ def is_one_kernel(x: Tensor, matrices: Sequence[Tensor], training: bool = False)
     if not torch.compiler.is_dynamo_compiling() and EXPORTED_SIZE.get() is not None and not runs_eagerly(x):
         return _may_export(x, matrices)
     rows, widths = x.shape[0], [matrix.shape[1] for matrix in matrices]
-    if type(rows) is not int or rows < tall_products.LEAST_ROWS or not network_fits(x.shape[1], widths):
+    if type(rows) is not int or rows == 0 or not network_fits(x.shape[1], widths):
         return False
     if not runs_eagerly(x, *matrices):
         return False

@@ -21,8 +21,8 @@ from kernelgen.errors import InputError
 from kernelgen.runtime.kernel import KernelByDtype
 
 # A GPU starts blocks in order. Up to this many nodes, the longest spans come first, so that none starts last. With more
-# nodes the load balances by itself, and their own order keeps neighbours close in memory.
-LONGEST_FIRST = 8192
+# nodes the load balances by itself, and their own order keeps neighbours close in memory; so few all start at once.
+LONGEST_FIRST, ALL_AT_ONCE = 8192, 128
 # Spans, permutations and loops of a GPU's kernels count edges by 32 bits, and may step somewhat beyond the last one;
 # a node has three numbers in the spans. Offsets of elements have 64 bits everywhere.
 MOST_EDGES = (1 << 31) - (1 << 16)
@@ -95,7 +95,8 @@ def order_by(
     bounds = torch.arange(count + 1, dtype=torch.int32, device=nodes.device)
     ends = torch.searchsorted(nodes.contiguous(), bounds, out_int32=True)
     spans = torch.stack((bounds[:-1], ends[:-1], ends[1:]), 1)
-    if by_length and nodes.is_cuda and count <= LONGEST_FIRST:
+    are_few = type(count) is int and count <= ALL_AT_ONCE
+    if by_length and nodes.is_cuda and not are_few and count <= LONGEST_FIRST:
         spans = longest_first(spans)
     return spans, perm
 

@@ -13,6 +13,7 @@ from typing import Any
 import pytest
 import torch
 from cuda_emulator import with_runtime
+from torch import Tensor
 
 from kernelgen.kernels.source import Source
 from kernelgen.ops import tall_products
@@ -57,7 +58,11 @@ def take_few_edges(patch: pytest.MonkeyPatch, device: str) -> None:
     if device == "cpu":
         emulate_launches(patch)
         patch.setattr(tall_products, "takes", lambda tensor, sources: tensor.dtype is torch.float32)
-        patch.setattr(tall_products, "add_halves", lambda out, a, b: out.addmm_(a.float(), b.float().t()))
+        patch.setattr(tall_products, "multiply_halves", _multiply_halves)
+
+
+def _multiply_halves(out: Tensor, a: Tensor, b: Tensor, *, keep: bool) -> None:
+    out.copy_(torch.addmm(out, a.float(), b.float().t(), beta=int(keep)))
 
 
 def watched_launches(patch: pytest.MonkeyPatch) -> list[str]:

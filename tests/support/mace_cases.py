@@ -49,7 +49,7 @@ __all__ = [
 ]
 
 # Number of modules that accelerate replaces in a model of two layers.
-REPLACED = 21
+REPLACED = 22
 # Models of dipoles alone.
 WITHOUT_FORCES = ("AtomicDipolesMACE", "AtomicDielectricMACE")
 

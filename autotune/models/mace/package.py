@@ -31,7 +31,7 @@ from autotune.models.linear import AcceleratedLinear
 from autotune.models.neighbors import AtomicGraph
 from autotune.models.package import Outputs, Package, Parameters, converted, default_dtype, dtype_of, numbers_of
 from autotune.models.padding import Counts, Field, Fields, ghost_ends, ghost_pointer
-from autotune.models.radial import AcceleratedRadial, RadialBlock
+from autotune.models.radial import AcceleratedCutoff, AcceleratedRadial, RadialBlock, is_cutoff
 from autotune.models.replace import (
     ConvolutionBlock,
     Exchange,
@@ -48,6 +48,7 @@ from autotune.models.stand_ins import (
     ARRANGEMENTS,
     CONTRACTIONS,
     CONVOLUTIONS,
+    CUTOFFS,
     LINEARS,
     PRODUCTS,
     RADIALS,
@@ -326,6 +327,9 @@ class MaceLayout(ModelLayout):
     def parts(self, model: Any) -> Iterator[Part]:
         embedding = model.node_embedding.linear
         yield Part(model.node_embedding, "linear", "node_embedding.linear", LINEARS, _linear(embedding))
+        radial = model.radial_embedding
+        if is_cutoff(getattr(radial, "cutoff_fn", None)) and "forward" not in radial.__dict__:
+            yield Part(radial, "cutoff_fn", "radial_embedding.cutoff_fn", CUTOFFS, AcceleratedCutoff)
         for number, (interaction, product) in enumerate(zip(model.interactions, model.products, strict=True)):
             yield from _parts_of_interaction(interaction, f"interactions.{number}.")
             yield from _parts_of_product(product, interaction.irreps_out, f"products.{number}.")

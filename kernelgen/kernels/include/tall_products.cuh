@@ -379,17 +379,20 @@ extern "C" __global__ void __launch_bounds__(32 * WARPS) equitune_tall_halves(
     }
 }
 //// scales
-// out [rows, columns], each element times the scales of its row and of its column. A thread has four neighbours. The
-// emitter defines before: WARPS.
+// out [rows, columns], each element times the scales of its row and of its column, and greater by the part that was lost
+// (the bits of a double). A thread has four neighbours. The emitter defines before: WARPS.
 extern "C" __global__ void __launch_bounds__(32 * WARPS) equitune_tall_scales(
     Real* __restrict__ out, const Real* __restrict__ of_rows, const Real* __restrict__ of_columns, long long rows,
-    long long columns) {
+    long long columns, long long lost) {
     const long long at = 4 * (blockIdx.x * (32ll * WARPS) + threadIdx.x);
     if (at >= rows * columns) return;
     const Real of_row = of_rows[at / columns];
     Real v[4], of_column[4];
     load<4>(out + at, v);
     load<4>(of_columns + at % columns, of_column);
-    UNROLL for (int j = 0; j < 4; ++j) v[j] *= of_row * of_column[j];
+    UNROLL for (int j = 0; j < 4; ++j) {
+        v[j] *= of_row * of_column[j];
+        v[j] += Real(__longlong_as_double(lost)) * v[j];
+    }
     store<4>(out + at, v);
 }

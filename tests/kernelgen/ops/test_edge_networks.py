@@ -265,8 +265,8 @@ def test_what_goes_layer_by_layer(device: str, launches: list[str], monkeypatch:
     torch.compile(ours, backend="eager", fullgraph=True)(x.to(device), [m.to(device) for m in matrices])
     torch.func.vmap(lambda one: ours(one, [m.to(device) for m in matrices]))(x.to(device).view(2, -1, 8))
     assert not launches
-    monkeypatch.setattr(tall_products, "LEAST_ROWS", EDGES + 1)
-    assert not is_ours(x, matrices)
+    monkeypatch.setattr(tall_products, "LEAST_ROWS", EDGES + 1)  # of single products
+    assert is_ours(x[:1], matrices) and not is_ours(x[:0], matrices)
     assert networks.network_fits(8, [64] * 3) and not networks.network_fits(8, [])
 
 

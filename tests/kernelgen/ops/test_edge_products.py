@@ -180,19 +180,43 @@ def test_a_device_that_adds_halves_up_roughly_is_not_asked(
 ) -> None:
     """Nor is one that leaves a part out; torch's own product is taken."""
     a, b = drawn(40, 136), drawn(136, 160, seed=1)
-    add = tall_products.add_halves
+    multiply = tall_products.multiply_halves
 
-    def rough(out: Tensor, a: Tensor, b: Tensor) -> None:
-        add(out, a, b)
+    def rough(out: Tensor, a: Tensor, b: Tensor, *, keep: bool) -> None:
+        multiply(out, a, b, keep=keep)
         out.copy_(out.bfloat16())
 
-    for broken in (rough, lambda out, a, b: None):
-        monkeypatch.setattr(tall_products, "_EXACT", {})
-        monkeypatch.setattr(tall_products, "add_halves", broken)
+    def without_the_rest(out: Tensor, a: Tensor, b: Tensor, *, keep: bool) -> None:
+        if keep:
+            multiply(out, a, b, keep=keep)
+
+    for broken in (rough, without_the_rest):
+        monkeypatch.setattr(tall_products, "_LOST", {})
+        monkeypatch.setattr(tall_products, "multiply_halves", broken)
         assert torch.equal(edge_product(a.to(device), b.to(device)), a.to(device) @ b.to(device))
         launches.clear()
         edge_product(a.to(device), b.to(device))
         assert not launches, "and the trial is not repeated"
+
+
+def test_what_sums_of_halves_lose_is_given_back(device: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Tensor cores cut off toward zero; here all sums lose so much more that nothing else is seen."""
+    multiply, by_element = tall_products.multiply_halves, 4e-9
+
+    def cutting(out: Tensor, a: Tensor, b: Tensor, *, keep: bool) -> None:
+        part = torch.empty_like(out)
+        multiply(part, a, b, keep=False)
+        part *= 1 - by_element * a.shape[1]
+        out.copy_(out + part if keep else part)
+
+    monkeypatch.setattr(tall_products, "_LOST", {})
+    monkeypatch.setattr(tall_products, "multiply_halves", cutting)
+    for depth in (136, 512, 1040):
+        a, b = drawn(400, depth), drawn(depth, 160, seed=1)
+        exact = a.double() @ b.double()
+        found = edge_product(a.to(device), b.to(device)).cpu().double()
+        lost = 1 - float((found * exact).sum() / exact.square().sum())
+        assert abs(lost) < 0.1 * by_element * min(depth, 512), depth
 
 
 def test_gradients_that_nobody_asks_for_are_not_computed(device: str, launches: list[str]) -> None:
