@@ -306,10 +306,16 @@ def stays_stock(found: dict[tuple[str, str], dict[str, Any]]) -> str:
     return said[1] if len(said) == 2 else "nothing" if all(counts) else said[0]
 
 
+def over_stock(row: ModelRow) -> float:
+    return row.time_us(STOCK) / row.time_us(row.ours)
+
+
 def model_matrix() -> str:
-    """Each model with its certificates, its gains on the GPU, and what stays stock."""
+    """Each model with its certificates, its gains, and what stays stock."""
     lines = []
-    timed = [row for row in model_rows(GPU_MODELS) if row.text("pass") == ENERGY_FORCES]
+    timed = {
+        name: [row for row in model_rows(name) if row.text("pass") == ENERGY_FORCES] for name in (GPU_MODELS, CPU_MODELS)
+    }
     for name in (*published_models(), *TRAINED):
         cpu, gpu = certified_paths(name, is_gpu=False), certified_paths(name, is_gpu=True)
         cells = [verdict_cell(cpu, "equitune", "CPU"), verdict_cell(gpu, "equitune", "GPU")]
@@ -317,9 +323,10 @@ def model_matrix() -> str:
         packages = {one["model"]["package"] for one in certificates() if certified_name(one) == name}
         offered = {peer for package in packages for peer in package_named(package).peers} if packages else PEERS
         cells += [verdict_cell(gpu, peer, "GPU") if peer in offered else "not offered" for peer in PEERS]
-        rows = [row for row in timed if row.text("model") == name]
-        for ratios in ([row.time_us(STOCK) / row.time_us(row.ours) for row in rows], [row.ratio for row in rows]):
-            cells.append(mean_and_least(ratios) if any(not math.isnan(one) for one in ratios) else "not timed")
+        on_gpu, on_cpu = ([row for row in rows if row.text("model") == name] for rows in timed.values())
+        for ratios in (map(over_stock, on_cpu), map(over_stock, on_gpu), (row.ratio for row in on_gpu)):
+            gain = mean_and_least(list(ratios))
+            cells.append("not timed" if gain == ABSENT else gain)
         lines.append(
             [name + ", trained" * (name in TRAINED), *cells, BUT_E3NN if name in GENERIC else stays_stock(gpu or cpu)]
         )
@@ -328,8 +335,9 @@ def model_matrix() -> str:
         "on a GPU",
         "captured, on a GPU",
         *PEERS.values(),
-        "over stock",
-        "over all others",
+        "over stock, on a CPU",
+        "over stock, on a GPU",
+        "over all others there",
     ]
     return table(["model", *head, "stays stock"], lines)
 

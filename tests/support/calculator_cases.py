@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import functools
+import pickle
 from typing import Any
 
 import torch
@@ -33,7 +34,10 @@ def _model(package: str, dtype: torch.dtype = torch.float64) -> torch.nn.Module:
 
 def model_for(package: str, dtype: torch.dtype = torch.float64) -> Any:
     """A copy, which may be accelerated."""
-    return copy.deepcopy(_model(package, dtype))
+    try:
+        return copy.deepcopy(_model(package, dtype))
+    except pickle.PickleError:  # in one process with another package, which has e3nn compile by TorchScript
+        return small_model(package, dtype).eval()
 
 
 def _calculator(package: str, *, stock: bool, device: str = "cpu", **options: Any) -> Any:
