@@ -115,10 +115,10 @@ def mean_and_least(ratios: Sequence[float]) -> str:
     return f"{ratio_text(geometric_mean(known))} ({ratio_text(min(known))})" if known else ABSENT
 
 
-def model_steps(name: str, *kinds: str) -> str:
+def model_steps(name: str, *kinds: str, structure: str = "") -> str:
     """Times of some passes: Equitune and the fastest other path in every form, and how many times as fast it is.
 
-    A column that says nothing, or the same as an earlier one, is left out.
+    structure: of this one alone. A column that says nothing, or the same as an earlier one, is left out.
     """
     columns = (
         *("Equitune", "Equitune, captured", "the fastest other path", "its time", "its path eager"),
@@ -126,6 +126,8 @@ def model_steps(name: str, *kinds: str) -> str:
     )
     lines = []
     for row in (row for row in model_rows(name) if row.text("pass") in kinds):
+        if structure not in ("", row.text("structure")):
+            continue
         times = (row.fastest, row.rival, f"{row.rival}-captured")
         ratios = (ABSENT if math.isnan(value) else ratio_text(value) for value in (row.ratio, row.device_ratio))
         fastest = contender_name(row.fastest or ABSENT)
@@ -314,7 +316,8 @@ def model_matrix() -> str:
     """Each model with its certificates, its gains, and what stays stock."""
     lines = []
     timed = {
-        name: [row for row in model_rows(name) if row.text("pass") == ENERGY_FORCES] for name in (GPU_MODELS, CPU_MODELS)
+        name: [row for row in model_rows(name) if row.text("pass") == ENERGY_FORCES]
+        for name in (GPU_MODELS, CPU_MODELS)
     }
     for name in (*published_models(), *TRAINED):
         cpu, gpu = certified_paths(name, is_gpu=False), certified_paths(name, is_gpu=True)
@@ -509,7 +512,7 @@ TABLES = {
     "torch-sim-steps": torch_sim_steps,
     "gpu-energies": lambda: model_steps(GPU_MODELS, *ENERGIES),
     "gpu-training": lambda: model_steps(GPU_MODELS, TRAINING),
-    "cpu-energies": lambda: model_steps(CPU_MODELS, *ENERGIES),
+    "cpu-energies": lambda: model_steps(CPU_MODELS, *ENERGIES, structure="mof"),
     "cpu-training": lambda: model_steps(CPU_MODELS, TRAINING),
     "memory": memory_of_models,
     "energy": energy_of_models,
