@@ -259,7 +259,7 @@ def is_cutoff(module: Any) -> bool:
 
 
 class AcceleratedCutoff(NodeStandIn):
-    """Replaces one."""
+    """Replaces one of these cutoffs."""
 
     original: Any
     detail = "one kernel on a GPU"

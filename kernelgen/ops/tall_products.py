@@ -194,7 +194,7 @@ def product_of_halves(a: Tensor, b: Tensor, accuracy: str) -> Tensor:
     out = empty((rows, columns), a)
     high = right[:, depth:] if is_exact else right
     parts = [(left, right)] if is_exact else []  # high by low and low by high
-    parts += [(left[:, begin:end], high[:, begin:end]) for begin, end in _chains(depth)]
+    parts += zip(left[:, :depth].split(_CHAIN, dim=1), high.split(_CHAIN, dim=1), strict=True)
     for number, part in enumerate(parts):
         multiply_halves(out, *part, keep=number > 0)
     blocks = -(-rows * columns // (128 * _MOST_WARPS))
@@ -202,11 +202,6 @@ def product_of_halves(a: Tensor, b: Tensor, accuracy: str) -> Tensor:
     lost = min(depth, _CHAIN) * (_LOST.get(a.device) or 0.0) if is_exact else 0.0
     SCALING.launch(device, blocks, *pointers, rows, columns, as_bits(lost))
     return out
-
-
-def _chains(depth: int) -> list[tuple[int, int]]:
-    """Where they begin and end."""
-    return [(begin, min(begin + _CHAIN, depth)) for begin in range(0, depth, _CHAIN)]
 
 
 def multiply_halves(out: Tensor, a: Tensor, b: Tensor, *, keep: bool) -> None:
